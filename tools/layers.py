@@ -22,13 +22,13 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1525,
-    "base": 3810,
+    "base": 3835,
     "kir": 16250,
     "cpu": 17030,
     "gpu": 2705,
     "vendor": 3245,
-    "hal": 9425,
-    "drivers": 7975,
+    "hal": 9380,
+    "drivers": 7940,
     "tensor": 3040,
     "ops": 13566,
     "plan": 13124,
@@ -36,10 +36,10 @@ BUDGET = {
     "check": 1520,
     "functions": 4315,
     "nn": 7415,
-    "formats": 4715,
-    "onnx": 16980,
+    "formats": 4690,
+    "onnx": 16900,
     "engines": 1755,
-    "text": 26988,
+    "text": 26950,
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

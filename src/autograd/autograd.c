@@ -357,11 +357,9 @@ static tn_status step_back(tape *t, const tape_entry *e) {
     if (!tn_op_has_grad(tn_op(n->op))) return TN_OK;
     tn_node *few[FEW_INPUTS] = {NULL};
     if (n->n_in <= FEW_INPUTS) return spread_gradient(t, n, e->grad, few);
-    tn_node **grads = tn_mem_zalloc(n->n_in, sizeof *grads);
+    AUTO_FREE tn_node **grads = tn_mem_zalloc(n->n_in, sizeof *grads);
     if (!grads) return TN_ERR_MEMORY;
-    tn_status s = spread_gradient(t, n, e->grad, grads);
-    tn_mem_free(grads);
-    return s;
+    return spread_gradient(t, n, e->grad, grads);
 }
 
 /* What a hook returns, NULL or another gradient, takes the gradient's place. */
@@ -472,13 +470,12 @@ static tn_status make_handles(tape *t, tn_tensor **handles) {
 }
 
 static tn_status collect_leaves(tape *t) {
-    tn_tensor **handles = tn_mem_zalloc(t->count, sizeof *handles);
+    AUTO_FREE tn_tensor **handles = tn_mem_zalloc(t->count, sizeof *handles);
     if (!handles) return TN_ERR_MEMORY;
     tn_status s = make_handles(t, handles);
     if (s == TN_OK) swap_slots(t, handles);
     for (size_t i = 0; s != TN_OK && i < t->count; i++)
         tn_free(handles[i]);
-    tn_mem_free(handles);
     return s;
 }
 

@@ -125,19 +125,17 @@ static void choose_segments(tape *t, cuts *c) {
 
 tn_status tn_regions_choose(tape *t) {
     size_t count = t->order_count;
-    cuts c = {.count = (int)count, .last = tn_mem_alloc((count + 1) * sizeof *c.last)};
-    c.bytes = tn_mem_zalloc(3 * count + 1, sizeof *c.bytes);
-    if (c.last && c.bytes) {
-        c.before = c.bytes + count;
-        c.crossing = c.before + count + 1;
-        for (int p = 0; p < c.count; p++)
-            entry_at(t, p)->position = p;
-        measure(t, &c);
-        choose_segments(t, &c);
-    }
-    tn_status s = c.last && c.bytes ? TN_OK : TN_ERR_MEMORY;
-    tn_mem_free_each(c.last, c.bytes);
-    return s;
+    AUTO_FREE void *last = tn_mem_alloc((count + 1) * sizeof(int)),
+                   *bytes = tn_mem_zalloc(3 * count + 1, sizeof(int64_t));
+    cuts c = {.count = (int)count, .last = last, .bytes = bytes};
+    if (!last || !bytes) return TN_ERR_MEMORY;
+    c.before = c.bytes + count;
+    c.crossing = c.before + count + 1;
+    for (int p = 0; p < c.count; p++)
+        entry_at(t, p)->position = p;
+    measure(t, &c);
+    choose_segments(t, &c);
+    return TN_OK;
 }
 
 void tn_regions_forget(const tape *t) {

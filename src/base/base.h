@@ -93,6 +93,31 @@ void tn_mem_free_list(void *const *blocks, size_t count);
 #define tn_mem_free_each(...) tn_mem_free_list((void *const[]){__VA_ARGS__}, TN_COUNT(((void *const[]){__VA_ARGS__})))
 char *tn_mem_strdup(const char *s);
 
+/* AUTO_FREE char *text = NULL; declares a variable whose block is freed where its scope ends, on every way out, so that
+ * a function can return early. Initialize it; set it to NULL when its block is given away. AUTO_CALL(f) calls
+ * f(&variable) there; the other AUTO_… words are short for one f each. */
+#define AUTO_CALL(function) __attribute__((cleanup(function)))
+#define AUTO_FREE AUTO_CALL(tn_mem_free_held)
+#define AUTO_STR AUTO_CALL(tn_str_free)
+#define AUTO_JSON AUTO_CALL(tn_json_free_held)
+static inline void tn_mem_free_held(void *variable) {
+    void *block;
+    memcpy(&block, variable, sizeof block);
+    tn_mem_free(block);
+}
+static inline void tn_json_free_held(tn_json_doc **doc) { tn_json_free(*doc); }
+
+/* AUTO_LOCK(&d->lock); is a declaration: the mutex is locked from here to the end of the block. */
+#define AUTO_LOCK(mutex) AUTO_LOCK_AT_(mutex, __LINE__)
+#define AUTO_LOCK_AT_(mutex, line) AUTO_LOCK_NAMED_(mutex, line)
+#define AUTO_LOCK_NAMED_(mutex, line) \
+    AUTO_CALL(tn_mutex_unlock) TN_UNUSED pthread_mutex_t *locked_##line = tn_mutex_lock(mutex)
+static inline pthread_mutex_t *tn_mutex_lock(pthread_mutex_t *mutex) {
+    pthread_mutex_lock(mutex);
+    return mutex;
+}
+static inline void tn_mutex_unlock(pthread_mutex_t **mutex) { pthread_mutex_unlock(*mutex); }
+
 /* Makes room for `need` items in *items (capacity in items, grows by half); TN_ERR_MEMORY leaves all as it was. */
 tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t item_size);
 
@@ -169,8 +194,9 @@ tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit
 typedef struct tn_save tn_save;
 tn_status tn_save_begin(const char *path, tn_save **out);
 tn_status tn_save_write(tn_save *s, const void *bytes, size_t n);
-tn_status tn_save_commit(tn_save *s); /* frees s in any case */
-void tn_save_abandon(tn_save *s);     /* frees s; NULL is fine */
+tn_status tn_save_commit(tn_save *s);                /* frees s in any case */
+void tn_save_abandon(tn_save *s);                    /* frees s; NULL is fine */
+tn_status tn_save_end(tn_save *s, tn_status status); /* commits after TN_OK, otherwise abandons; the final status */
 
 bool tn_is_file(const char *path); /* a regular file, or a link to one */
 bool tn_is_folder(const char *path);

@@ -104,10 +104,9 @@ static tn_status mapping_add(const void *pages, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     mapping *m = tn_mem_alloc(sizeof *m);
     if (!m) return TN_ERR_MEMORY;
-    pthread_mutex_lock(&mappings_lock);
+    AUTO_LOCK(&mappings_lock);
     *m = (mapping){(uintptr_t)pages, ((uintptr_t)pages + size + page - 1) / page * page, mappings};
     mappings = m;
-    pthread_mutex_unlock(&mappings_lock);
     return TN_OK;
 }
 
@@ -196,10 +195,8 @@ static bool is_mapped(uintptr_t first, uintptr_t end) {
 }
 
 bool tn_map_has(const void *address, size_t bytes) {
-    pthread_mutex_lock(&mappings_lock);
-    bool has = is_mapped((uintptr_t)address, (uintptr_t)address + bytes);
-    pthread_mutex_unlock(&mappings_lock);
-    return has;
+    AUTO_LOCK(&mappings_lock);
+    return is_mapped((uintptr_t)address, (uintptr_t)address + bytes);
 }
 
 size_t tn_map_absent(const void *address, size_t bytes) {
@@ -226,9 +223,8 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
     if (TN_BIG_ENDIAN || end <= first) return;
-    pthread_mutex_lock(&mappings_lock);
+    AUTO_LOCK(&mappings_lock);
     if (is_mapped(first, end)) tn_advise((void *)first, end - first, MADV_DONTNEED);
-    pthread_mutex_unlock(&mappings_lock);
 }
 
 void *tn_address_space(size_t bytes) {
@@ -576,6 +572,12 @@ tn_status tn_save_commit(tn_save *s) {
     return status;
 }
 
+tn_status tn_save_end(tn_save *s, tn_status status) {
+    if (status == TN_OK) return tn_save_commit(s);
+    tn_save_abandon(s);
+    return status;
+}
+
 void tn_save_abandon(tn_save *s) {
     if (s == NULL) return;
     if (s->fd >= 0) {
@@ -606,18 +608,15 @@ static tn_status make_dir(const char *path, unsigned mode) {
 
 tn_status tn_make_dirs(const char *path, unsigned mode) {
     if (path[0] == '\0') return tn_fail(TN_ERR_ARGUMENT, "cannot create a folder: its name is empty");
-    char *copy = tn_mem_strdup(path);
+    AUTO_FREE char *copy = tn_mem_strdup(path);
     if (copy == NULL) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (char *p = strpbrk(copy + 1, TN_SEPARATORS); p != NULL && status == TN_OK; p = strpbrk(p + 1, TN_SEPARATORS)) {
+    for (char *p = strpbrk(copy + 1, TN_SEPARATORS); p != NULL; p = strpbrk(p + 1, TN_SEPARATORS)) {
         char separator = *p;
         *p = '\0';
-        status = make_dir(copy, mode);
+        TRY(make_dir(copy, mode));
         *p = separator;
     }
-    if (status == TN_OK) status = make_dir(copy, mode);
-    tn_mem_free(copy);
-    return status;
+    return make_dir(copy, mode);
 }
 
 /* The folder's name from the environment; XDG asks that a relative XDG_CACHE_HOME be ignored. */

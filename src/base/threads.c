@@ -172,19 +172,17 @@ static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
  * flag after the word was written, so one of the two sees the other. */
 static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *asleep, pthread_mutex_t *lock,
                         pthread_cond_t *wake) {
-    pthread_mutex_lock(lock);
+    AUTO_LOCK(lock);
     atomic_store(asleep, true);
     while (atomic_load(word) < value)
         pthread_cond_wait(wake, lock);
     atomic_store_explicit(asleep, false, memory_order_relaxed);
-    pthread_mutex_unlock(lock);
 }
 
 static void wake_sleeper(_Atomic bool *asleep, pthread_mutex_t *lock, pthread_cond_t *wake) {
     if (!atomic_load(asleep)) return;
-    pthread_mutex_lock(lock);
+    AUTO_LOCK(lock);
     pthread_cond_signal(wake);
-    pthread_mutex_unlock(lock);
 }
 
 /* Spinning helps only if the awaited thread has its own processor. */

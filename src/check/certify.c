@@ -44,17 +44,15 @@ static tn_tensor *input_of(const tn_case_input *in, uint64_t seed) {
     for (int d = 0; d < in->rank; d++)
         count *= in->shape[d];
     bool blocks = tn_dtype_is_quantized(in->dtype);
-    double *values = blocks ? NULL : tn_mem_zalloc((size_t)count + 1, sizeof *values);
-    void *data = tn_mem_zalloc(1, tn_dtype_bytes(in->dtype, count) + 1);
+    AUTO_FREE double *values = blocks ? NULL : tn_mem_zalloc((size_t)count + 1, sizeof *values);
+    AUTO_FREE void *data = tn_mem_zalloc(1, tn_dtype_bytes(in->dtype, count) + 1);
     if (data && values) {
         tn_case_values(in, seed, values);
         tn_case_store(in->dtype, values, count, data);
     } else if (data && blocks) {
         tn_case_blocks(in, seed, data);
     }
-    tn_tensor *t = tn_from_data(data, in->shape, in->rank, in->dtype); /* data NULL: an error tensor */
-    tn_mem_free_each(values, data);
-    return t;
+    return tn_from_data(data, in->shape, in->rank, in->dtype); /* data NULL: an error tensor */
 }
 
 static void make_inputs(certify *m) {
@@ -87,20 +85,16 @@ static tn_status check(certify *m, const char *what, tn_tensor *t, allows *near,
     int64_t n = tn_numel(t);
     tn_dtype dtype = tn_dtype_of(t);
     size_t bytes = tn_dtype_bytes(dtype, n);
-    tn_reference_values v = {0};
-    const double *found = NULL;
-    double *want = tn_mem_zalloc((size_t)n + 1, sizeof *want), *got = tn_mem_zalloc((size_t)n + 1, sizeof *got);
-    void *raw = tn_mem_zalloc(1, bytes + 1);
-    tn_status s = want && got && raw ? tn_reference_of(&v, tn_tensor_node(t), &found) : TN_ERR_MEMORY;
-    if (s == TN_OK && n) memcpy(want, found, (size_t)n * sizeof *want);
-    tn_reference_free(&v);
-    if (s == TN_OK) s = tn_read(t, raw, bytes);
-    if (s == TN_OK) {
-        tn_doubles_of(dtype, raw, n, got);
-        compare_elements(m, what, dtype, got, want, n, near, good);
-    }
-    tn_mem_free_each(want, got, raw);
-    return s;
+    AUTO_CALL(tn_reference_free) tn_reference_values v = {0};
+    const double *want = NULL;
+    AUTO_FREE double *got = tn_mem_zalloc((size_t)n + 1, sizeof *got);
+    AUTO_FREE void *raw = tn_mem_zalloc(1, bytes + 1);
+    if (!got || !raw) return TN_ERR_MEMORY;
+    TRY(tn_reference_of(&v, tn_tensor_node(t), &want));
+    TRY(tn_read(t, raw, bytes));
+    tn_doubles_of(dtype, raw, n, got);
+    compare_elements(m, what, dtype, got, want, n, near, good);
+    return TN_OK;
 }
 
 /* Counts what came of a check. Out of memory is the caller's matter, not the operation's. */

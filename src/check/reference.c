@@ -69,12 +69,12 @@ static tn_status read_buffer(const tn_node *n, double *out) {
     int64_t offset, stride[TN_MAX_RANK], at[TN_MAX_RANK] = {0};
     const tn_node *root = tn_node_layout(n, &offset, stride);
     size_t bytes = tn_node_bytes(root);
-    void *host = tn_mem_alloc(bytes);
-    double *all = tn_mem_alloc((size_t)tn_node_numel(root) * sizeof *all);
-    tn_status s = host && all ? TN_OK : TN_ERR_MEMORY;
-    if (s == TN_OK && bytes) s = tn_buffer_read(root->buffer, 0, host, bytes);
-    if (s == TN_OK) tn_doubles_of((tn_dtype)n->dtype, host, tn_node_numel(root), all);
-    for (int64_t i = 0, count = tn_node_numel(n); s == TN_OK && i < count; i++) {
+    AUTO_FREE void *host = tn_mem_alloc(bytes);
+    AUTO_FREE double *all = tn_mem_alloc((size_t)tn_node_numel(root) * sizeof *all);
+    if (!host || !all) return TN_ERR_MEMORY;
+    if (bytes) TRY(tn_buffer_read(root->buffer, 0, host, bytes));
+    tn_doubles_of((tn_dtype)n->dtype, host, tn_node_numel(root), all);
+    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++) {
         out[i] = all[offset];
         for (int d = n->rank - 1; d >= 0; d--) {
             offset += stride[d];
@@ -83,8 +83,7 @@ static tn_status read_buffer(const tn_node *n, double *out) {
             at[d] = 0;
         }
     }
-    tn_mem_free_each(all, host);
-    return s;
+    return TN_OK;
 }
 
 /* ---- known values ------------------------------------------------------------------------------------------------ */

@@ -347,26 +347,21 @@ static _Atomic(kir_vm *) made[KERNELS]; /* kept as long as the process */
 
 static tn_status make_program(kernel k, kir_vm **out) {
     kir_builder *b = NULL;
-    kir_program *program = NULL;
-    int64_t *sizes = NULL;
+    AUTO_PROGRAM kir_program *program = NULL;
+    AUTO_FREE int64_t *sizes = NULL;
     TRY(builders[k](&b));
     TRY(kir_finish(b, &program, &sizes));
-    tn_status status = kir_vm_compile(program, out);
-    tn_mem_free(sizes);
-    kir_free(program);
-    return status;
+    return kir_vm_compile(program, out);
 }
 
 static tn_status program_of(kernel k, kir_vm **out) {
     *out = atomic_load_explicit(&made[k], memory_order_acquire);
     if (*out) return TN_OK;
-    tn_status status = TN_OK;
-    pthread_mutex_lock(&making);
+    AUTO_LOCK(&making);
     *out = atomic_load_explicit(&made[k], memory_order_relaxed);
-    if (!*out) status = make_program(k, out);
-    if (status == TN_OK) atomic_store_explicit(&made[k], *out, memory_order_release);
-    pthread_mutex_unlock(&making);
-    return status;
+    if (!*out) TRY(make_program(k, out));
+    atomic_store_explicit(&made[k], *out, memory_order_release);
+    return TN_OK;
 }
 
 static tn_status run_immediate(kernel k, const int64_t *sizes, void *const *buffers, const kir_scalar *scalars) {

@@ -533,11 +533,9 @@ static tn_status dispatch_one(gpu_queue *q, const gpu_module *m, const tn_dispat
     void *address = NULL;
     if (!tn_dispatch_has_work(l)) return TN_OK;
     if (!m->params_in_buffer) return launch(q, m, l, l->params);
-    pthread_mutex_lock(&q->lock);
-    tn_status s = put_params(q, m, l->params, &address);
-    if (s == TN_OK) s = launch(q, m, l, &address);
-    pthread_mutex_unlock(&q->lock);
-    return s;
+    AUTO_LOCK(&q->lock);
+    TRY(put_params(q, m, l->params, &address));
+    return launch(q, m, l, &address);
 }
 
 static tn_status gpu_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
@@ -672,29 +670,22 @@ static tn_status set_node(gpu_queue *q, gpu_list *l, gpu_node *n, const gpu_modu
     return TN_OK;
 }
 
-static tn_status run_graph(gpu_queue *q, gpu_list *l, const tn_list_item *items, int64_t count) {
+static tn_status gpu_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
+    gpu_queue *q = queue;
+    gpu_list *l = list;
+    AUTO_LOCK(&q->lock);
     if (l->in_memory) TRY(reserve_parameters(q, l->in_memory)); /* none of this run's parameters overwrites another */
     for (int64_t i = 0; i < count; i++)
         if (l->nodes[i].node) TRY(set_node(q, l, &l->nodes[i], items[i].module, &items[i].dispatch));
     return CALL(q->device, graph_run, (l->made, q->stream), "%lld kernels", (long long)count);
 }
 
-static tn_status gpu_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
-    gpu_queue *q = queue;
-    pthread_mutex_lock(&q->lock);
-    tn_status s = run_graph(q, list, items, count);
-    pthread_mutex_unlock(&q->lock);
-    return s;
-}
-
 static tn_status gpu_prepare(void *queue, void *module, TN_UNUSED const tn_launch *launches, TN_UNUSED int64_t count) {
     gpu_queue *q = queue;
     const gpu_module *m = module;
     if (!m->params_in_buffer) return TN_OK;
-    pthread_mutex_lock(&q->lock);
-    tn_status s = reserve_parameters(q, 0);
-    pthread_mutex_unlock(&q->lock);
-    return s;
+    AUTO_LOCK(&q->lock);
+    return reserve_parameters(q, 0);
 }
 
 /* ---- queues and events ------------------------------------------------------------------------------------------- */
@@ -820,9 +811,8 @@ static tn_status seconds_of(gpu_device *d, origin *o, double *seconds) {
         if (known) return TN_OK;
         TRY(CALL(d, event_sync, (at->event), "%s", ""));
         TRY(seconds_between(d, at->before->event, at->event, &step));
-        pthread_mutex_lock(&d->lock);
+        AUTO_LOCK(&d->lock);
         at->seconds = at->before->seconds + (step > 0 ? step : 0);
-        pthread_mutex_unlock(&d->lock);
     }
 }
 

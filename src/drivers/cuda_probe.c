@@ -330,13 +330,12 @@ static const meaning rocm_meanings[] = {
 
 static int64_t amdgpu_number(const char *pci, const char *file) {
     char path[128];
-    char *text;
+    AUTO_FREE char *text = NULL;
     size_t size;
     long long v = 0;
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/%s", pci, file);
     if (tn_file_read(path, &text, &size, 256) != TN_OK) return 0;
     if (sscanf(text, "%lld", &v) != 1) v = 0;
-    tn_mem_free(text);
     return v;
 }
 

@@ -166,14 +166,13 @@ const tn_driver tn_driver_onnxruntime = ENGINE_DRIVER("engine:onnxruntime", "ONN
 
 static bool version_of_archive(const char *library, char out[32]) {
     char path[PATH_MAX + 32];
-    char *text;
+    AUTO_FREE char *text = NULL;
     size_t size;
     snprintf(path, PATH_MAX, "%s", library);
     parent(path, 2); /* libtorch/lib/libtorch_cpu.so */
     strcat(path, "/build-version");
     if (tn_file_read(path, &text, &size, 256) != TN_OK) return false;
     copy_version(out, text);
-    tn_mem_free(text);
     return true;
 }
 

@@ -279,23 +279,21 @@ static void drop_signal(const signal *s) {
 
 /* The first signal, retained; false: there is none, or its command buffer has not completed and `waits` is false. */
 static bool first_signal(mtl_device *d, bool waits, signal *out) {
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     bool there = d->signal_count && (waits || ASK(status, d->signals[0].buffer) >= STATUS_COMPLETED);
     if (there)
         *out = (signal){ASK(retain, d->signals[0].buffer), ASK(retain, d->signals[0].event), d->signals[0].value};
-    pthread_mutex_unlock(&d->lock);
     return there;
 }
 
 /* Takes it out, if no other thread has. */
 static void forget_signal(mtl_device *d, const signal *s) {
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     bool first = d->signal_count && d->signals[0].buffer == s->buffer && d->signals[0].event == s->event;
     if (first) {
         drop_signal(&d->signals[0]);
         memmove(d->signals, d->signals + 1, --d->signal_count * sizeof *d->signals);
     }
-    pthread_mutex_unlock(&d->lock);
 }
 
 /* A failed command buffer signals nothing, and another queue that waits for it would wait forever; then the host
@@ -312,11 +310,10 @@ static void tend_signals(mtl_device *d, bool waits) {
 
 static tn_status add_signal(mtl_device *d, object buffer, object event, uint64_t value) {
     tend_signals(d, false);
-    pthread_mutex_lock(&d->lock);
-    tn_status s = tn_mem_reserve(&d->signals, &d->signal_room, d->signal_count + 1, sizeof *d->signals);
-    if (s == TN_OK) d->signals[d->signal_count++] = (signal){ASK(retain, buffer), ASK(retain, event), value};
-    pthread_mutex_unlock(&d->lock);
-    return s;
+    AUTO_LOCK(&d->lock);
+    TRY(tn_mem_reserve(&d->signals, &d->signal_room, d->signal_count + 1, sizeof *d->signals));
+    d->signals[d->signal_count++] = (signal){ASK(retain, buffer), ASK(retain, event), value};
+    return TN_OK;
 }
 
 /* Waits until a command buffer has completed. If another one failed meanwhile, this one may depend on it. */
@@ -812,11 +809,9 @@ static tn_status dispatch_one(mtl_queue *q, const mtl_module *m, const tn_dispat
     uint64_t few[INLINE_BYTES / sizeof(uint64_t)];
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
     if (m->params_bytes <= sizeof few) return dispatch_words(q, m, l, few);
-    uint64_t *words = tn_mem_alloc(m->params_bytes);
+    AUTO_FREE uint64_t *words = tn_mem_alloc(m->params_bytes);
     if (!words) return TN_ERR_MEMORY;
-    tn_status s = dispatch_words(q, m, l, words);
-    tn_mem_free(words);
-    return s;
+    return dispatch_words(q, m, l, words);
 }
 
 static tn_status metal_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
@@ -897,9 +892,8 @@ static tn_status wait_for(mtl_queue *q, const mtl_point *m) {
     TRY(need_buffer(q));
     end_encoder(q);
     SEND(wait_for, q->buffer, m->event, m->value);
-    pthread_mutex_lock(&q->device->lock);
+    AUTO_LOCK(&q->device->lock);
     q->device->crossed = true;
-    pthread_mutex_unlock(&q->device->lock);
     return TN_OK;
 }
 

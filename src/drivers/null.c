@@ -28,16 +28,13 @@ static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static tn_null_counts counts;
 
 tn_null_counts tn_null_get_counts(void) {
-    pthread_mutex_lock(&guard);
-    tn_null_counts c = counts;
-    pthread_mutex_unlock(&guard);
-    return c;
+    AUTO_LOCK(&guard);
+    return counts;
 }
 
 void tn_null_reset_counts(void) {
-    pthread_mutex_lock(&guard);
+    AUTO_LOCK(&guard);
     counts = (tn_null_counts){.live_blocks = counts.live_blocks, .live_modules = counts.live_modules};
-    pthread_mutex_unlock(&guard);
 }
 
 /* Notes a fault in words and fails with them. The caller holds the guard. */
@@ -235,14 +232,13 @@ static void null_unload(void *device, void *module) {
 static tn_status null_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
     null_device *d = device;
     const null_module *m = module;
-    tn_status s = TN_OK;
-    pthread_mutex_lock(&guard);
+    AUTO_LOCK(&guard);
     counts.launches += count;
-    for (int64_t i = 0; i < count && s == TN_OK; i++)
-        for (int b = 0; b < m->buffers && s == TN_OK; b++)
-            if (!block_of(d, launches[i].buffers[b], 0)) s = fault("launched with a buffer outside of any allocation");
-    pthread_mutex_unlock(&guard);
-    return s;
+    for (int64_t i = 0; i < count; i++)
+        for (int b = 0; b < m->buffers; b++)
+            if (!block_of(d, launches[i].buffers[b], 0))
+                return fault("launched with a buffer outside of any allocation");
+    return TN_OK;
 }
 
 /* A driver of a text form has no launch but dispatch: the kernel is rendered, sizes and runtime scalars stand packed in
@@ -253,9 +249,8 @@ static tn_status null_launch(void *device, void *module, const tn_launch *launch
 
 /* Waits until everything given to the device has ended; reports what failed meanwhile. */
 static tn_status null_sync(TN_UNUSED void *device) {
-    pthread_mutex_lock(&guard);
+    AUTO_LOCK(&guard);
     counts.syncs++;
-    pthread_mutex_unlock(&guard);
     return TN_OK;
 }
 

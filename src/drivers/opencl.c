@@ -251,13 +251,12 @@ static tn_status flush(cl_queue *q) {
 static bool has_extension(void *device, const char *name) {
     size_t size = 0, n = strlen(name);
     if (cl.GetDeviceInfo(device, DEVICE_EXTENSIONS, 0, NULL, &size) != SUCCESS) return false;
-    char *text = tn_mem_zalloc(size + 1, 1);
+    AUTO_FREE char *text = tn_mem_zalloc(size + 1, 1);
     if (!text) return false;
     bool there = false;
     if (cl.GetDeviceInfo(device, DEVICE_EXTENSIONS, size, text, NULL) == SUCCESS)
         for (const char *at = strstr(text, name); at && !there; at = strstr(at + n, name))
             there = (at == text || at[-1] == ' ') && (at[n] == ' ' || !at[n]);
-    tn_mem_free(text);
     return there;
 }
 

@@ -156,11 +156,10 @@ static int list_devices(void **list, int *too_old, int32_t *error) {
 /* A bit for each of the names that the device has as an extension. */
 static uint32_t vulkan_extensions(void *place, const char *const *wanted, uint32_t n_wanted) {
     uint32_t count = MOST_LISTED, found = 0;
-    vk_extension *list = tn_mem_zalloc(MOST_LISTED, sizeof *list);
+    AUTO_FREE vk_extension *list = tn_mem_zalloc(MOST_LISTED, sizeof *list);
     if (list && tn_vk.EnumerateDeviceExtensionProperties(place, NULL, &count, list) >= 0)
         for (uint32_t i = 0; i < count * n_wanted; i++)
             if (!strcmp(list[i / n_wanted].name, wanted[i % n_wanted])) found |= 1u << i % n_wanted;
-    tn_mem_free(list);
     return found;
 }
 
@@ -350,7 +349,8 @@ static bool takes_matrix(const vk_matrix *m, uint32_t half) {
 /* The largest matrices of the device that renderers support; 0 rows: none. *brain: bf16 is supported too. */
 static vk_matrix largest_matrix(void *place, bool *brain) {
     enum { MOST_MATRICES = 128 };
-    vk_matrix best = {.rows = 0}, *list = tn_mem_zalloc(MOST_MATRICES, sizeof *list);
+    vk_matrix best = {.rows = 0};
+    AUTO_FREE vk_matrix *list = tn_mem_zalloc(MOST_MATRICES, sizeof *list);
     uint32_t count = MOST_MATRICES;
     for (int i = 0; list && i < MOST_MATRICES; i++)
         list[i].head.kind = KIND_MATRIX;
@@ -366,7 +366,6 @@ static vk_matrix largest_matrix(void *place, bool *brain) {
         bool alike = m->rows == best.rows && m->columns == best.columns && m->k == best.k;
         *brain |= alike && takes_matrix(m, COMPONENT_BF16);
     }
-    tn_mem_free(list);
     return best;
 }
 
@@ -795,24 +794,20 @@ static tn_status stage_piece(vk_device *d, vk_block *b, size_t at, unsigned char
 }
 
 static tn_status stage(vk_device *d, vk_block *b, size_t at, void *host, size_t bytes, bool reads) {
-    tn_status s = TN_OK;
-    pthread_mutex_lock(&d->staging_lock);
-    if (!d->staging.host) s = block_make(d, &d->staging, STAGING, HOST_SEES, MEMORY_CACHED);
-    for (size_t n = 0; bytes && s == TN_OK; at += n, bytes -= n, host = (char *)host + n) {
+    AUTO_LOCK(&d->staging_lock);
+    if (!d->staging.host) TRY(block_make(d, &d->staging, STAGING, HOST_SEES, MEMORY_CACHED));
+    for (size_t n = 0; bytes; at += n, bytes -= n, host = (char *)host + n) {
         n = bytes < STAGING ? bytes : STAGING;
-        s = stage_piece(d, b, at, host, n, reads);
+        TRY(stage_piece(d, b, at, host, n, reads));
     }
-    pthread_mutex_unlock(&d->staging_lock);
-    return s;
+    return TN_OK;
 }
 
 /* Also waits until the host may read mapped memory. */
 static tn_status vulkan_sync(void *queue) {
     vk_device *d = queue;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = tn_stream_finish(&d->stream);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    AUTO_LOCK(&d->stream.lock);
+    return tn_stream_finish(&d->stream);
 }
 
 /* Small copies are recorded in the stream. Larger ones to mapped memory are done at once, after all work has ended. */
@@ -847,11 +842,9 @@ static tn_status copy_blocks(vk_device *d, void *dst, const void *src, size_t by
     if (kind == 2) TRY(tn_vulkan_locate(d, src, bytes, "copying", &from, &from_at));
     *done = to && from;
     if (!*done) return TN_OK;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = record_copy(d, to, at, from, from_at, bytes);
-    if (s == TN_OK && kind != 2) s = tn_stream_submit(&d->stream);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    AUTO_LOCK(&d->stream.lock);
+    TRY(record_copy(d, to, at, from, from_at, bytes));
+    return kind != 2 ? tn_stream_submit(&d->stream) : TN_OK;
 }
 
 static tn_status vulkan_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
@@ -915,10 +908,8 @@ static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes
     TRY(alive(d));
     if (!bytes) return TN_OK;
     TRY(tn_vulkan_locate(d, dst, bytes, "filling", &b, &at));
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = record_fill(d, b, at, value, bytes);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    AUTO_LOCK(&d->stream.lock);
+    return record_fill(d, b, at, value, bytes);
 }
 
 /* hal copies memory that the host cannot access. */
@@ -967,34 +958,29 @@ static tn_status vulkan_event_record(void *queue, void *recorded) {
     vk_device *d = queue;
     event *e = recorded;
     vk_slot *at;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = alive(d);
-    if (s == TN_OK && e->times) s = tn_vulkan_record(d, 0, 0, &at);
-    if (s == TN_OK && e->times) {
+    AUTO_LOCK(&d->stream.lock);
+    TRY(alive(d));
+    if (e->times) TRY(tn_vulkan_record(d, 0, 0, &at));
+    if (e->times) {
         tn_vk.CmdResetQueryPool(at->commands, e->times, 0, 1);
         tn_vk.CmdWriteTimestamp(at->commands, STAGE_END, e->times, 0);
     }
-    if (s == TN_OK) s = tn_stream_submit(&d->stream);
-    if (s == TN_OK) e->number = d->stream.submitted;
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    TRY(tn_stream_submit(&d->stream));
+    e->number = d->stream.submitted;
+    return TN_OK;
 }
 
 static tn_status vulkan_event_query(void *device, void *e, bool *passed) {
     vk_device *d = device;
     TRY(alive(d));
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = tn_stream_query(&d->stream, ((const event *)e)->number, passed);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    AUTO_LOCK(&d->stream.lock);
+    return tn_stream_query(&d->stream, ((const event *)e)->number, passed);
 }
 
 static tn_status vulkan_event_sync(void *device, void *e) {
     vk_device *d = device;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = tn_stream_await(&d->stream, ((const event *)e)->number);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    AUTO_LOCK(&d->stream.lock);
+    return tn_stream_await(&d->stream, ((const event *)e)->number);
 }
 
 static tn_status vulkan_event_time(void *device, void *recorded, double *seconds) {

@@ -221,14 +221,12 @@ static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, 
 
 tn_status tn_vulkan_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
     vk_device *d = queue;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = alive(d);
-    for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = dispatch_one(d, module, &dispatches[i], i == 0);
+    AUTO_LOCK(&d->stream.lock);
+    TRY(alive(d));
+    for (int64_t i = 0; i < count; i++)
+        TRY(dispatch_one(d, module, &dispatches[i], i == 0));
     const vk_slot *at = &d->slots[tn_stream_slot(d->stream.submitted + 1)];
-    if (s == TN_OK && d->stream.recording && at->dispatches >= FLUSH_EVERY) s = tn_vulkan_submit_with(d, NULL);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    return d->stream.recording && at->dispatches >= FLUSH_EVERY ? tn_vulkan_submit_with(d, NULL) : TN_OK;
 }
 
 /* ---- lists that are recorded once -------------------------------------------------------------------------------- */
@@ -267,12 +265,11 @@ static tn_status list_start(vk_device *d, vk_list *l, size_t room, int64_t count
     if (!l->places) return TN_ERR_MEMORY;
     for (int i = 0; i < COPIES; i++)
         l->copies[i].places = l->places + (size_t)(i + 1) * l->place_count;
-    tn_status s = alive(d);
-    pthread_mutex_lock(&d->stream.lock);
-    for (int i = 0; i < COPIES && s == TN_OK; i++)
-        s = tn_vulkan_slot_start(d, &l->copies[i].slot, room, (uint32_t)count, (uint32_t)l->place_count);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
+    TRY(alive(d));
+    AUTO_LOCK(&d->stream.lock);
+    for (int i = 0; i < COPIES; i++)
+        TRY(tn_vulkan_slot_start(d, &l->copies[i].slot, room, (uint32_t)count, (uint32_t)l->place_count));
+    return TN_OK;
 }
 
 tn_status tn_vulkan_list_make(void *device, const tn_list_item *items, int64_t count, void **list) {
@@ -327,7 +324,10 @@ static tn_status prepare_copy(vk_device *d, const vk_list *l, const vk_copy *c, 
     return TN_OK;
 }
 
-static tn_status list_run(vk_device *d, vk_list *l, const tn_list_item *items, int64_t count) {
+tn_status tn_vulkan_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
+    vk_device *d = queue;
+    vk_list *l = list;
+    AUTO_LOCK(&d->stream.lock);
     vk_copy *c = &l->copies[l->turn++ % COPIES];
     size_t bytes = l->place_count * sizeof *l->places;
     vk_slot *s;
@@ -343,14 +343,6 @@ static tn_status list_run(vk_device *d, vk_list *l, const tn_list_item *items, i
     TRY(tn_vulkan_submit_with(d, c->slot.commands));
     c->number = d->stream.submitted;
     return TN_OK;
-}
-
-tn_status tn_vulkan_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
-    vk_device *d = queue;
-    pthread_mutex_lock(&d->stream.lock);
-    tn_status s = list_run(d, list, items, count);
-    pthread_mutex_unlock(&d->stream.lock);
-    return s;
 }
 
 #endif

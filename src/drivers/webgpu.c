@@ -169,12 +169,11 @@ static tn_status wg_find(void *instance, int index, void **out) {
 static void on_error(TN_UNUSED void *const *device, uint32_t type, wgpu_text message, void *ctx,
                      TN_UNUSED void *unused) {
     wg_device *d = ctx;
-    pthread_mutex_lock(&d->told);
+    AUTO_LOCK(&d->told);
     if (!d->error) {
         d->error = type;
         wg_words(d->error_text, sizeof d->error_text, message);
     }
-    pthread_mutex_unlock(&d->told);
 }
 
 static void on_lost(TN_UNUSED void *const *device, uint32_t reason, wgpu_text message, void *ctx,
@@ -674,7 +673,7 @@ static tn_status webgpu_alloc(void *device, size_t bytes, void **address) {
 static void webgpu_free(void *device, void *address) {
     wg_device *d = device;
     size_t bytes;
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     wg_memory *m = tn_address_range_remove(&d->ranges, address, &bytes);
     if (m) {
         groups_forget(d, m);
@@ -682,7 +681,6 @@ static void webgpu_free(void *device, void *address) {
         tn_memory_budget_give(&d->room, (int64_t)m->bytes);
         tn_mem_free(m);
     }
-    pthread_mutex_unlock(&d->lock);
 }
 
 static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
@@ -770,20 +768,22 @@ static tn_status read_at(wg_device *d, void *dst, const void *src, size_t bytes)
 static tn_status webgpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     wg_device *d = device;
     if (!bytes) return tn_device_lost_check(&d->lost_state);
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     if (s == TN_OK)
         s = kind == 2   ? tn_word_copy(&d->words, dst, src, bytes)
             : kind == 1 ? read_at(d, dst, src, bytes)
                         : tn_word_write(&d->words, dst, src, bytes);
-    pthread_mutex_unlock(&d->lock);
     return s;
 }
 
-static tn_status fill_webgpu(wg_device *d, void *dst, uint8_t value, size_t bytes) {
+static tn_status webgpu_fill(void *device, void *dst, uint8_t value, size_t bytes) {
+    wg_device *d = device;
     wg_memory *to;
     size_t at;
+    AUTO_LOCK(&d->lock);
     TRY(tn_device_lost_check(&d->lost_state));
+    if (!bytes) return TN_OK;
     TRY(locate_webgpu(d, dst, bytes, "filling", &to, &at));
     if (value || (at | bytes) % WORD) return tn_word_fill(&d->words, dst, value, bytes);
     TRY(encoder_begin(d));
@@ -792,22 +792,12 @@ static tn_status fill_webgpu(wg_device *d, void *dst, uint8_t value, size_t byte
     return TN_OK;
 }
 
-static tn_status webgpu_fill(void *device, void *dst, uint8_t value, size_t bytes) {
-    wg_device *d = device;
-    if (!bytes) return tn_device_lost_check(&d->lost_state);
-    pthread_mutex_lock(&d->lock);
-    tn_status s = fill_webgpu(d, dst, value, bytes);
-    pthread_mutex_unlock(&d->lock);
-    return s;
-}
-
 static tn_status webgpu_sync(void *device) {
     wg_device *d = device;
     char ignored[WORD];
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     if (s == TN_OK) s = read_at(d, ignored, d->scratch, WORD);
-    pthread_mutex_unlock(&d->lock);
     return s;
 }
 
@@ -816,36 +806,31 @@ static tn_status webgpu_sync(void *device) {
 static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
     wg_device *d = device;
     TRY(tn_device_lost_check(&d->lost_state));
-    pthread_mutex_lock(&d->lock);
-    tn_status s = module_new(d, code, module);
-    pthread_mutex_unlock(&d->lock);
-    return s;
+    AUTO_LOCK(&d->lock);
+    return module_new(d, code, module);
 }
 
 static void webgpu_unload(void *device, void *module) {
     wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     module_free(d, module);
-    pthread_mutex_unlock(&d->lock);
 }
 
 static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
     wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
         s = encode_webgpu(d, items[i].module, &items[i].dispatch);
-    pthread_mutex_unlock(&d->lock);
     return s;
 }
 
 static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count) {
     wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
+    AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
         s = encode_webgpu(d, module, &dispatches[i]);
-    pthread_mutex_unlock(&d->lock);
     return s;
 }
 

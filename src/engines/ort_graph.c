@@ -91,9 +91,9 @@ static tn_status refuse_graph(tn_status s, const tn_engine_graph *g, tn_engine_r
 static tn_status make_session(const ort_graph *o, void *const *inputs, tn_ort_session **out) {
     const tn_ort_options options = tn_ort_device_options();
     size_t count = (size_t)(o->input_count + o->scalar_count), constants = 0;
-    const char **names = tn_mem_alloc((count + 1) * sizeof *names);
-    tn_ort_tensor *values = tn_mem_alloc((count + 1) * sizeof *values);
-    tn_str texts = {0}, model = {0};
+    AUTO_FREE const char **names = tn_mem_alloc((count + 1) * sizeof *names);
+    AUTO_FREE tn_ort_tensor *values = tn_mem_alloc((count + 1) * sizeof *values);
+    AUTO_STR tn_str texts = {0}, model = {0};
     for (size_t i = 0; i < count && names && values; i++) {
         onnx_put_engine_input(&texts, &o->inputs[i]);
         if (!o->inputs[i].constant) continue;
@@ -101,12 +101,8 @@ static tn_status make_session(const ort_graph *o, void *const *inputs, tn_ort_se
         values[constants] = o->values[i];
         values[constants++].data = inputs[i];
     }
-    tn_status s = names && values ? onnx_engine_model(&o->body, &texts, &model) : TN_ERR_MEMORY;
-    if (s == TN_OK) s = tn_ort_session_with(model.text, model.length, names, values, (int)constants, &options, out);
-    tn_str_free(&texts);
-    tn_str_free(&model);
-    tn_mem_free_each(names, values);
-    return s;
+    TRY(names && values ? onnx_engine_model(&o->body, &texts, &model) : TN_ERR_MEMORY);
+    return tn_ort_session_with(model.text, model.length, names, values, (int)constants, &options, out);
 }
 
 static tn_status compile_model(ort_graph *o, const tn_engine_graph *g, tn_engine_refusal *why) {
@@ -174,20 +170,17 @@ static tn_status ort_graph_run(void *compiled, void *const *inputs, void *const 
     static char nothing[8]; /* an address for outputs without elements */
     const ort_graph *g = compiled;
     size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count;
-    tn_ort_tensor few[FEW], *all = in + out > FEW ? tn_mem_alloc((in + out) * sizeof *all) : few;
-    int64_t *numbers = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *numbers);
-    tn_status s = all && numbers ? TN_OK : TN_ERR_MEMORY;
-    if (s == TN_OK) {
-        tn_ort_tensor *results = all + list_inputs(g, inputs, scalars, numbers, all);
-        for (size_t i = 0; i < out; i++) {
-            results[i] = g->outputs[i];
-            results[i].data = outputs[i] ? outputs[i] : nothing;
-        }
-        s = tn_ort_run(g->fixed ? g->fixed : g->session, all, results);
+    tn_ort_tensor few[FEW];
+    AUTO_FREE tn_ort_tensor *many = in + out > FEW ? tn_mem_alloc((in + out) * sizeof *many) : NULL;
+    tn_ort_tensor *all = in + out > FEW ? many : few;
+    AUTO_FREE int64_t *numbers = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *numbers);
+    if (!all || !numbers) return TN_ERR_MEMORY;
+    tn_ort_tensor *results = all + list_inputs(g, inputs, scalars, numbers, all);
+    for (size_t i = 0; i < out; i++) {
+        results[i] = g->outputs[i];
+        results[i].data = outputs[i] ? outputs[i] : nothing;
     }
-    if (all != few) tn_mem_free(all);
-    tn_mem_free(numbers);
-    return s;
+    return tn_ort_run(g->fixed ? g->fixed : g->session, all, results);
 }
 
 const tn_engine tn_engine_onnxruntime = {

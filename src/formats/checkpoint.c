@@ -90,14 +90,11 @@ static tn_status name_all(const parts *p, tn_named_tensor *list, tn_str *names) 
 
 static tn_status save_parts(const char *path, const parts *p, const tn_metadata *metadata, int metadata_count) {
     int total = parts_total(p);
-    tn_named_tensor *list = tn_mem_zalloc((size_t)total, sizeof *list);
+    AUTO_FREE tn_named_tensor *list = tn_mem_zalloc((size_t)total, sizeof *list);
     if (!list) return TN_ERR_MEMORY;
-    tn_str names = {0};
-    tn_status status = name_all(p, list, &names);
-    if (status == TN_OK) status = tn_safetensors_save(path, list, total, metadata, metadata_count);
-    tn_str_free(&names);
-    tn_mem_free(list);
-    return status;
+    AUTO_STR tn_str names = {0};
+    TRY(name_all(p, list, &names));
+    return tn_safetensors_save(path, list, total, metadata, metadata_count);
 }
 
 /* "12,12,12": the step counts of the optimiser's variables. */
@@ -111,9 +108,9 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *checkpoint) 
     TRY(tn_need(path, "tn_checkpoint_save: the path"));
     TRY(tn_need(checkpoint, "tn_checkpoint_save: the checkpoint"));
     TRY(read_checkpoint(checkpoint, "tn_checkpoint_save", c));
-    parts p;
-    tn_status status = parts_collect(c, &p);
-    tn_str steps = {0}, rate = {0};
+    AUTO_CALL(parts_free) parts p = {.model = NULL};
+    TRY(parts_collect(c, &p));
+    AUTO_STR tn_str steps = {0}, rate = {0};
     if (c->optimizer) add_steps(&steps, c->optimizer);
     if (c->optimizer) tn_json_put_number(&(tn_json_writer){.out = &rate}, tn_optimizer_lr(c->optimizer));
     tn_random_state random = tn_get_random_state();
@@ -127,23 +124,17 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *checkpoint) 
     if (c->optimizer) metadata[count++] = (tn_metadata){steps_key, tn_str_text(&steps)};
     if (c->optimizer) metadata[count++] = (tn_metadata){rate_key, tn_str_text(&rate)};
     if (c->json) metadata[count++] = (tn_metadata){json_key, c->json};
-    if (status == TN_OK && (steps.failed || rate.failed)) status = TN_ERR_MEMORY;
-    if (status == TN_OK) status = save_parts(path, &p, metadata, count);
-    tn_str_free(&steps);
-    tn_str_free(&rate);
-    parts_free(&p);
-    return status;
+    if (steps.failed || rate.failed) return TN_ERR_MEMORY;
+    return save_parts(path, &p, metadata, count);
 }
 
 tn_status tn_module_save(const tn_module *m, const char *path) {
     TRY(tn_need(path, "tn_module_save: the path"));
-    parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
+    AUTO_CALL(parts_free) parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;
     static const tn_metadata format = {"format", "pt"};
-    tn_status status = save_parts(path, &p, &format, 1);
-    parts_free(&p);
-    return status;
+    return save_parts(path, &p, &format, 1);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
@@ -181,14 +172,11 @@ static tn_status check_fits(const tn_safetensors_info *info, const tn_tensor *t,
     bool same =
         info->rank == rank && (rank == 0 || memcmp(info->shape, tn_shape(t), (size_t)rank * sizeof *info->shape) == 0);
     if (same && (!same_dtype || info->dtype == tn_dtype_of(t))) return TN_OK;
-    tn_str shapes = {0};
+    AUTO_STR tn_str shapes = {0};
     add_shape(&shapes, info->shape, info->rank);
     tn_str_add(&shapes, " in the file, but %s ", tn_dtype_name(tn_dtype_of(t)));
     add_shape(&shapes, tn_shape(t), rank);
-    tn_status status =
-        tn_fail(TN_ERR_FORMAT, "'%s' is %s %s in the model", info->name, info->dtype_name, tn_str_text(&shapes));
-    tn_str_free(&shapes);
-    return status;
+    return tn_fail(TN_ERR_FORMAT, "'%s' is %s %s in the model", info->name, info->dtype_name, tn_str_text(&shapes));
 }
 
 /* Tied variables hold one value: a file with another one for each name belongs to a model that does not tie them. */
@@ -213,31 +201,26 @@ static tn_status check_tied(const tn_safetensors *f, const part *p, int i, const
 
 /* Holds every variable of a part against the file; touches nothing. */
 static tn_status part_check(const tn_safetensors *f, const part *p, bool same_dtype) {
-    tn_str full = {0};
-    tn_status status = TN_OK;
-    for (int i = 0; i < p->count && status == TN_OK; i++) {
+    AUTO_STR tn_str full = {0};
+    for (int i = 0; i < p->count; i++) {
         tn_safetensors_info info = {.struct_size = sizeof info};
-        status = find_variable(f, p, i, &full, &info);
-        if (status == TN_OK) status = check_fits(&info, p->items[i].tensor, same_dtype);
-        if (status == TN_OK) status = check_tied(f, p, i, &info, &full);
+        TRY(find_variable(f, p, i, &full, &info));
+        TRY(check_fits(&info, p->items[i].tensor, same_dtype));
+        TRY(check_tied(f, p, i, &info, &full));
     }
-    tn_str_free(&full);
-    return status;
+    return TN_OK;
 }
 
 /* The values of a part as they stand in the file, one new handle each; on failure those made so far. */
 static tn_status part_values(const tn_safetensors *f, const part *p, tn_tensor **values) {
-    tn_str full = {0};
-    tn_status status = TN_OK;
-    for (int i = 0; i < p->count && status == TN_OK; i++) {
+    AUTO_STR tn_str full = {0};
+    for (int i = 0; i < p->count; i++) {
         tn_safetensors_info info = {.struct_size = sizeof info};
-        status = find_variable(f, p, i, &full, &info);
-        if (status != TN_OK) break;
+        TRY(find_variable(f, p, i, &full, &info));
         values[i] = tn_safetensors_tensor(f, full.text);
-        status = tn_status_of(values[i]);
+        TRY(tn_status_of(values[i]));
     }
-    tn_str_free(&full);
-    return status;
+    return TN_OK;
 }
 
 /* A write that could not even be recorded (memory ran out) has spoiled its variable: that must not pass for success. */
@@ -272,14 +255,13 @@ static tn_status parts_load(const tn_safetensors *f, const parts *p, bool same_d
 
 tn_status tn_module_load(tn_module *m, const char *path) {
     TRY(tn_need(path, "tn_module_load: the path"));
-    parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
+    AUTO_CALL(parts_free) parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;
     tn_safetensors *f = NULL;
     tn_status status = tn_safetensors_open(path, &f);
     if (status == TN_OK && (status = parts_load(f, &p, false)) != TN_OK) tn_fail_prefix(status, "loading '%s'", path);
     tn_safetensors_close(f);
-    parts_free(&p);
     return status;
 }
 

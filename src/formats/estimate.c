@@ -321,18 +321,15 @@ tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
     if (!path || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL");
     TRY(read_sizes_estimate(out, "tn_read_model_sizes", &s));
     tn_gguf *file = NULL;
-    tn_status status = TN_OK;
     if (!tn_is_folder(path) && is_json(path)) return read_folder(path, NULL, path, out);
     if (!tn_is_folder(path)) {
         TRY(tn_gguf_open(path, &file));
-        status = tn_gguf_model_sizes(file, out);
+        tn_status status = tn_gguf_model_sizes(file, out);
         tn_gguf_close(file);
         return status;
     }
-    tn_str config = {0};
+    AUTO_STR tn_str config = {0};
     tn_str_add(&config, "%s/config.json", path);
     bool weights = is_in_folder(path, "model.safetensors") || is_in_folder(path, "model.safetensors.index.json");
-    status = config.failed ? TN_ERR_MEMORY : read_folder(path, weights ? path : NULL, config.text, out);
-    tn_str_free(&config);
-    return status;
+    return config.failed ? TN_ERR_MEMORY : read_folder(path, weights ? path : NULL, config.text, out);
 }

@@ -199,17 +199,15 @@ tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *t) {
 }
 
 static tn_status check_names(const tn_gguf_writer *w) {
-    const char **names = tn_mem_zalloc(w->item_count, sizeof *names);
+    AUTO_FREE const char **names = tn_mem_zalloc(w->item_count, sizeof *names);
     if (!names) return TN_ERR_MEMORY;
     for (size_t i = 0; i < w->item_count; i++)
         names[i] = w->items[i].name;
     qsort(names, w->item_count, sizeof *names, tn_compare_texts);
-    tn_status status = TN_OK;
-    for (size_t i = 1; i < w->item_count && status == TN_OK; i++)
+    for (size_t i = 1; i < w->item_count; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            status = tn_fail(TN_ERR_ARGUMENT, "GGUF: two tensors are named '%.100s'", names[i]);
-    tn_mem_free(names);
-    return status;
+            return tn_fail(TN_ERR_ARGUMENT, "GGUF: two tensors are named '%.100s'", names[i]);
+    return TN_OK;
 }
 
 static tn_status write_padding(const tn_gguf_writer *w, int64_t behind) {
@@ -338,16 +336,13 @@ tn_status tn_gguf_commit(tn_gguf_writer *w) {
 /* ---- all at once ------------------------------------------------------------------------------------------------- */
 
 static tn_status evaluate_tensors(const tn_named_tensor *tensors, int count) {
-    tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
+    AUTO_FREE tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
     if (!all) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (int i = 0; i < count && status == TN_OK; i++) {
+    for (int i = 0; i < count; i++) {
         all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
-        status = tn_need(all[i], "tn_gguf_save: a tensor");
+        TRY(tn_need(all[i], "tn_gguf_save: a tensor"));
     }
-    if (status == TN_OK) status = tn_eval(all, count);
-    tn_mem_free(all);
-    return status;
+    return tn_eval(all, count);
 }
 
 static tn_status add_tensor(tn_gguf_writer *w, const tn_named_tensor *t) {
@@ -360,12 +355,10 @@ static tn_status add_tensor(tn_gguf_writer *w, const tn_named_tensor *t) {
 
 static tn_status write_tensor(tn_gguf_writer *w, const tn_tensor *t) {
     size_t bytes = tn_dtype_bytes(tn_dtype_of(t), tn_numel(t));
-    void *copy = tn_mem_alloc(bytes);
+    AUTO_FREE void *copy = tn_mem_alloc(bytes);
     if (!copy) return TN_ERR_MEMORY;
-    tn_status status = tn_read(t, copy, bytes);
-    if (status == TN_OK) status = tn_gguf_write(w, copy, (int64_t)bytes);
-    tn_mem_free(copy);
-    return status;
+    TRY(tn_read(t, copy, bytes));
+    return tn_gguf_write(w, copy, (int64_t)bytes);
 }
 
 static tn_status fill_gguf(tn_gguf_writer *w, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,

@@ -515,11 +515,10 @@ tn_status tn_quantize_rows(tn_dtype dtype, const float *x, int64_t count, const 
                        (long long)count, (long long)columns, w.format->elements);
     if (count > 0) TRY(tn_need(x, "tn_quantize_blocks: x"));
     if (count > 0) TRY(tn_need(blocks, "tn_quantize_blocks: blocks"));
-    float *by = importance && columns > 0 ? relative(importance, columns) : NULL;
+    AUTO_FREE float *by = importance && columns > 0 ? relative(importance, columns) : NULL;
     if (importance && columns > 0 && !by) return TN_ERR_MEMORY;
     w.importance = by;
     tn_parallel(count / w.format->elements, TN_QSUPER / w.format->elements * 4, quantize_range, &w);
-    tn_mem_free(by);
     return TN_OK;
 }
 

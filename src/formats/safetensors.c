@@ -307,11 +307,9 @@ static tn_status list_shards(const tn_json *map, const char **names, size_t *cou
 
 static tn_status add_shard(tn_safetensors *f, const char *index, const char *name) {
     const char *slash = strrchr(index, '/');
-    tn_str path = {0};
+    AUTO_STR tn_str path = {0};
     tn_str_add(&path, "%.*s%s", slash ? (int)(slash - index + 1) : 0, index, name);
-    tn_status status = path.failed ? TN_ERR_MEMORY : add_part(f, path.text);
-    tn_str_free(&path);
-    return status;
+    return path.failed ? TN_ERR_MEMORY : add_part(f, path.text);
 }
 
 /* What the index says of every tensor is so, and it speaks of all. */
@@ -474,44 +472,38 @@ static const char *dtype_word(tn_dtype dtype) {
 static size_t tensor_bytes(const tn_tensor *t) { return tn_dtype_bytes(tn_dtype_of(t), tn_numel(t)); }
 
 static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
-    const char **names = tn_mem_zalloc((size_t)count, sizeof *names);
+    AUTO_FREE const char **names = tn_mem_zalloc((size_t)count, sizeof *names);
     if (!names) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)
         names[i] = tensors[i].name;
     qsort(names, (size_t)count, sizeof *names, tn_compare_texts);
-    tn_status status = TN_OK;
-    for (int i = 1; i < count && status == TN_OK; i++)
+    for (int i = 1; i < count; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: two tensors are named '%s'", names[i]);
-    tn_mem_free(names);
-    return status;
+            return tn_fail(TN_ERR_ARGUMENT, "safetensors: two tensors are named '%s'", names[i]);
+    return TN_OK;
 }
 
 /* Checks what is to be written and computes it, all in one run. */
 static tn_status prepare_safetensors(const tn_named_tensor *tensors, int count) {
     if (count < 0 || (count > 0 && !tensors))
         return tn_fail(TN_ERR_ARGUMENT, "safetensors: the number of tensors is %d; it must be at least 0", count);
-    tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
+    AUTO_FREE tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
     if (!all) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (int i = 0; i < count && status == TN_OK; i++) {
+    for (int i = 0; i < count; i++) {
         const char *name = tensors[i].name;
         if (!name || strcmp(name, metadata_name) == 0)
-            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor %d cannot be named '%s'", i, name ? name : "(NULL)");
-        else if (!tensors[i].tensor)
-            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor '%s' is NULL", name);
-        else if ((status = tn_status_of(tensors[i].tensor)) != TN_OK)
-            tn_fail_prefix(status, "safetensors: '%s'", name);
-        else if (!dtype_word(tn_dtype_of(tensors[i].tensor)))
-            status = tn_fail(TN_ERR_DTYPE,
-                             "safetensors: '%s' is %s, which the format cannot store; save tn_dequantize of it", name,
-                             tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
+            return tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor %d cannot be named '%s'", i, name ? name : "(NULL)");
+        if (!tensors[i].tensor) return tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor '%s' is NULL", name);
+        tn_status status = tn_status_of(tensors[i].tensor);
+        if (status != TN_OK) return tn_fail_prefix(status, "safetensors: '%s'", name);
+        if (!dtype_word(tn_dtype_of(tensors[i].tensor)))
+            return tn_fail(TN_ERR_DTYPE,
+                           "safetensors: '%s' is %s, which the format cannot store; save tn_dequantize of it", name,
+                           tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
         all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
     }
-    if (status == TN_OK) status = check_distinct(tensors, count);
-    if (status == TN_OK) status = tn_eval(all, count);
-    tn_mem_free(all);
-    return status;
+    TRY(check_distinct(tensors, count));
+    return tn_eval(all, count);
 }
 
 static void put_tensor(tn_json_writer *w, const tn_named_tensor *t, int64_t *offset) {
@@ -572,13 +564,11 @@ static tn_status build_header(const tn_named_tensor *const *order, int count, co
 
 static tn_status write_tensor(tn_save *s, const tn_tensor *t) {
     size_t bytes = tensor_bytes(t);
-    void *copy = tn_mem_alloc(bytes);
+    AUTO_FREE void *copy = tn_mem_alloc(bytes);
     if (!copy) return TN_ERR_MEMORY;
-    tn_status status = tn_read(t, copy, bytes);
+    TRY(tn_read(t, copy, bytes));
     tn_dtype_little_endian(tn_dtype_of(t), copy, tn_numel(t));
-    if (status == TN_OK) status = tn_save_write(s, copy, bytes);
-    tn_mem_free(copy);
-    return status;
+    return tn_save_write(s, copy, bytes);
 }
 
 static tn_status write_all_safetensors(tn_save *s, const tn_str *header, const tn_named_tensor *const *order,
@@ -596,10 +586,7 @@ static tn_status write_all_safetensors(tn_save *s, const tn_str *header, const t
 static tn_status save_ordered(const char *path, const tn_named_tensor *const *order, int count, const tn_str *header) {
     tn_save *s = NULL;
     TRY(tn_save_begin(path, &s));
-    tn_status status = write_all_safetensors(s, header, order, count);
-    if (status == TN_OK) return tn_save_commit(s);
-    tn_save_abandon(s);
-    return status;
+    return tn_save_end(s, write_all_safetensors(s, header, order, count));
 }
 
 tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
@@ -610,15 +597,12 @@ tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, 
             return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: metadata entry %d is NULL, or its key or value is",
                            i);
     TRY(prepare_safetensors(tensors, count));
-    const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
+    AUTO_FREE const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
     if (!order) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)
         order[i] = &tensors[i];
     qsort(order, (size_t)count, sizeof *order, compare_size);
-    tn_str header = {0};
-    tn_status status = build_header(order, count, metadata, metadata_count, &header);
-    if (status == TN_OK) status = save_ordered(path, order, count, &header);
-    tn_str_free(&header);
-    tn_mem_free(order);
-    return status;
+    AUTO_STR tn_str header = {0};
+    TRY(build_header(order, count, metadata, metadata_count, &header));
+    return save_ordered(path, order, count, &header);
 }

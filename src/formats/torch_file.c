@@ -206,14 +206,12 @@ static tn_status take_storages(tn_pickle *f, const tn_pickle_values *keys, size_
 
 static tn_status read_older(tn_pickle *f) {
     size_t at = 0;
-    tn_pickle_values keys;
+    AUTO_CALL(tn_pickle_values_free) tn_pickle_values keys = {0};
     TRY(skip_head(f, &at));
     TRY(read_part(f, &at, &f->values));
     TRY(alloc_storages(f));
     TRY(read_part(f, &at, &keys));
-    tn_status status = take_storages(f, &keys, at);
-    tn_pickle_values_free(&keys);
-    return status;
+    return take_storages(f, &keys, at);
 }
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
@@ -323,30 +321,27 @@ static int compare_data(const void *a, const void *b) {
 
 /* On big-endian machines: converts each storage once. Tensors of one storage must agree on the size of its numbers. */
 static tn_status convert_storages(tn_pickle *f) {
-    entry **order = tn_mem_alloc((f->count + 1) * sizeof *order);
+    AUTO_FREE entry **order = tn_mem_alloc((f->count + 1) * sizeof *order);
     if (!order) return TN_ERR_MEMORY;
     for (size_t i = 0; i < f->count; i++)
         order[i] = &f->entries[i];
     qsort(order, f->count, sizeof *order, compare_data);
     const uint8_t *end = NULL;
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < f->count && status == TN_OK; i++) {
+    for (size_t i = 0; i < f->count; i++) {
         const entry *e = order[i];
         const tn_pickle_storage *s = &f->values.storages[e->tensor->storage];
         int64_t bytes = s->count * tn_pickle_types[s->type].size;
         bool again = i > 0 && order[i - 1]->storage == e->storage, wide = e->type->dtype < TN_DTYPE_COUNT;
         if (again && order[i - 1]->type->size == e->type->size && e->storage + bytes <= end) continue;
         if (end && e->storage < end)
-            status = tn_fail(TN_ERR_UNSUPPORTED,
-                             "'%.100s' shares bytes with a tensor whose numbers have another size; "
-                             "this is not supported on big-endian machines",
-                             e->name);
-        else if (wide)
-            tn_map_convert(e->type->dtype, e->storage, bytes / e->type->size);
+            return tn_fail(TN_ERR_UNSUPPORTED,
+                           "'%.100s' shares bytes with a tensor whose numbers have another size; "
+                           "this is not supported on big-endian machines",
+                           e->name);
+        if (wide) tn_map_convert(e->type->dtype, e->storage, bytes / e->type->size);
         end = e->storage + bytes;
     }
-    tn_mem_free(order);
-    return status;
+    return TN_OK;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */

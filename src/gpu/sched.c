@@ -488,7 +488,8 @@ static tn_status keep_rules(maker *m, const int64_t *numbers) {
 }
 
 static tn_status make_program(maker *m) {
-    int64_t extents[KIR_MAX_AXES] = {0}, *numbers = NULL;
+    int64_t extents[KIR_MAX_AXES] = {0};
+    AUTO_FREE int64_t *numbers = NULL;
     int n_par = m->rows->n_par;
     TRY(check(m));
     m->map = tn_mem_zalloc((size_t)m->p->n_ins + 1, sizeof *m->map);
@@ -504,11 +505,10 @@ static tn_status make_program(maker *m) {
         kir_abandon(m->b);
         return m->status;
     }
-    tn_status status = kir_finish(m->b, &m->rows->program, &numbers);
-    if (status == TN_OK) status = keep_rules(m, numbers);
-    if (status == TN_OK) kir_set_windows(m->rows->program, m->p->windows, m->p->n_buffers);
-    tn_mem_free(numbers);
-    return status;
+    TRY(kir_finish(m->b, &m->rows->program, &numbers));
+    TRY(keep_rules(m, numbers));
+    kir_set_windows(m->rows->program, m->p->windows, m->p->n_buffers);
+    return TN_OK;
 }
 
 tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {

@@ -114,7 +114,7 @@ static bool read_entry(const char *path, const tn_str *key, void **data, size_t 
 
 bool tn_kernel_cache_find(const tn_device *d, const tn_code *code, void **data, size_t *size) {
     char path[PATH_ROOM];
-    tn_str key = {0};
+    AUTO_STR tn_str key = {0};
     bool found = false;
     if (key_make(d, code, &key) && entry_path(&key, path, sizeof path)) {
         found = read_entry(path, &key, data, size);
@@ -123,7 +123,6 @@ bool tn_kernel_cache_find(const tn_device *d, const tn_code *code, void **data, 
         else
             (void)unlink(path); /* if there is something, it cannot be used */
     }
-    tn_str_free(&key);
     return found;
 }
 
@@ -209,9 +208,7 @@ static tn_status write_entry(const char *path, const tn_str *key, const void *da
     tn_status status = tn_save_write(s, &h, sizeof h);
     if (status == TN_OK) status = tn_save_write(s, key->text, key->length);
     if (status == TN_OK) status = tn_save_write(s, data, size);
-    if (status == TN_OK) return tn_save_commit(s);
-    tn_save_abandon(s);
-    return status;
+    return tn_save_end(s, status);
 }
 
 void tn_kernel_cache_put(const tn_device *d, const tn_code *code, const void *data, size_t size) {
@@ -307,17 +304,15 @@ static const char *find_reason(const tn_str *begin) {
 }
 
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size) {
-    tn_str begin = {0};
+    AUTO_STR tn_str begin = {0};
     bool found = false;
     if (line_begin(d, name, &begin)) {
-        pthread_mutex_lock(&lock);
+        AUTO_LOCK(&lock);
         refresh();
         const char *reason = find_reason(&begin);
         if (reason && size) snprintf(why, size, "%.*s", (int)strcspn(reason, "\n"), reason);
         found = reason != NULL;
-        pthread_mutex_unlock(&lock);
     }
-    tn_str_free(&begin);
     return found;
 }
 
@@ -354,11 +349,10 @@ tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *
     tn_str begin = {0};
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
-        pthread_mutex_lock(&lock);
+        AUTO_LOCK(&lock);
         int held = lock_for_processes("certify.lock");
         s = add_line(&begin, reason);
         unlock_for_processes(held);
-        pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);
     return s;
@@ -375,9 +369,7 @@ static tn_status write_without(const char *path, const tn_str *begin) {
         if (strncmp(at, begin->text, begin->length) != 0) s = tn_save_write(save, at, length);
         at += length;
     }
-    if (s == TN_OK) return tn_save_commit(save);
-    tn_save_abandon(save);
-    return s;
+    return tn_save_end(save, s);
 }
 
 tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
@@ -385,12 +377,11 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
     tn_str begin = {0};
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
-        pthread_mutex_lock(&lock);
+        AUTO_LOCK(&lock);
         int held = lock_for_processes("certify.lock");
         refresh();
         s = find_reason(&begin) && list_path(path, sizeof path) ? write_without(path, &begin) : TN_OK;
         unlock_for_processes(held);
-        pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);
     return s;
@@ -598,12 +589,11 @@ static void save_tune(const tuning_table *t) {
 /* ---- for others -------------------------------------------------------------------------------------------------- */
 
 bool tn_tune_find(const tn_device *d, const char *key, tn_tuned *out) {
-    pthread_mutex_lock(&tune_lock);
+    AUTO_LOCK(&tune_lock);
     tuning_table *t = table_of(d);
     if (t && !t->loaded) load_tune(t);
     const tn_tuned *known = t ? entry_of(t, key) : NULL;
     if (known) *out = *known;
-    pthread_mutex_unlock(&tune_lock);
     return known != NULL;
 }
 
@@ -626,11 +616,9 @@ void tn_tune_put(const tn_device *d, const tn_tuned *entry) {
 }
 
 int tn_tuned_count(void) {
-    pthread_mutex_lock(&tune_lock);
+    AUTO_LOCK(&tune_lock);
     if (!of_process.loaded) load_tune(&of_process);
-    int n = (int)of_process.count;
-    pthread_mutex_unlock(&tune_lock);
-    return n;
+    return (int)of_process.count;
 }
 
 tn_status tn_tuned_at(int i, tn_tuned *out) {

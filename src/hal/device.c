@@ -709,20 +709,17 @@ static tn_host_use *host_use_row_of(struct tn_host_rows *t, const char *op, cons
 
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason) {
     bool told = false;
-    pthread_mutex_lock(&guard);
+    AUTO_LOCK(&guard);
     if (!d->host_rows) d->host_rows = tn_mem_zalloc(1, sizeof *d->host_rows);
     tn_host_use *row = d->host_rows ? host_use_row_of(d->host_rows, op, code, &told) : NULL;
     if (row && row->operations++ == 0) snprintf(row->reason, sizeof row->reason, "%s", reason);
-    pthread_mutex_unlock(&guard);
     return !told;
 }
 
 int tn_device_host_count(const tn_device *d) {
     if (!d) return 0;
-    pthread_mutex_lock(&guard);
-    int count = d->host_rows ? d->host_rows->count : 0;
-    pthread_mutex_unlock(&guard);
-    return count;
+    AUTO_LOCK(&guard);
+    return d->host_rows ? d->host_rows->count : 0;
 }
 
 tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {

@@ -57,10 +57,9 @@ static void mix_watched(void *ctx, const char *what) {
 
 /* Adds the identifier of this boot of the system, because drivers and device nodes may change with a restart. */
 static uint64_t mix_boot(uint64_t key) {
-    char *id = NULL;
+    AUTO_FREE char *id = NULL;
     size_t size;
     if (tn_file_read("/proc/sys/kernel/random/boot_id", &id, &size, 256) == TN_OK) key = mix_text(key, id);
-    tn_mem_free(id);
     return key;
 }
 
@@ -457,10 +456,7 @@ static void write_all_record(tn_str *out, const tn_backend *b, int count) {
 static tn_status save_record(const char *path, const tn_str *text) {
     tn_save *s;
     TRY(tn_save_begin(path, &s));
-    tn_status status = tn_save_write(s, tn_str_text(text), text->length);
-    if (status == TN_OK) return tn_save_commit(s);
-    tn_save_abandon(s);
-    return status;
+    return tn_save_end(s, tn_save_write(s, tn_str_text(text), text->length));
 }
 
 static void discovery_cache_save(const tn_backend *b, int count) {

@@ -212,23 +212,20 @@ tn_status tn_address_range_add(tn_address_ranges *s, void *handle, size_t bytes,
 }
 
 tn_status tn_address_range_add_host(tn_address_ranges *s, void *handle, size_t bytes, const void *host) {
-    pthread_mutex_lock(&s->lock);
-    tn_status status = insert(s, (tn_address_range){(uintptr_t)host, bytes, handle});
-    pthread_mutex_unlock(&s->lock);
-    return status;
+    AUTO_LOCK(&s->lock);
+    return insert(s, (tn_address_range){(uintptr_t)host, bytes, handle});
 }
 
 void *tn_address_range_find(tn_address_ranges *s, const void *address, size_t bytes, size_t *offset) {
     uintptr_t at = (uintptr_t)address;
     void *handle = NULL;
-    pthread_mutex_lock(&s->lock);
+    AUTO_LOCK(&s->lock);
     size_t before = count_before(s, at);
     const tn_address_range *span = before ? &s->items[before - 1] : NULL;
     if (span && at - span->start <= span->bytes && bytes <= span->bytes - (at - span->start)) {
         handle = span->handle;
         *offset = at - span->start;
     }
-    pthread_mutex_unlock(&s->lock);
     return handle;
 }
 
@@ -244,7 +241,7 @@ tn_status tn_address_range_locate(tn_address_ranges *s, const char *device, cons
 
 void *tn_address_range_remove(tn_address_ranges *s, const void *address, size_t *bytes) {
     void *handle = NULL;
-    pthread_mutex_lock(&s->lock);
+    AUTO_LOCK(&s->lock);
     size_t before = count_before(s, (uintptr_t)address);
     tn_address_range *span = before ? &s->items[before - 1] : NULL;
     if (span && span->start == (uintptr_t)address) {
@@ -253,7 +250,6 @@ void *tn_address_range_remove(tn_address_ranges *s, const void *address, size_t 
         memmove(span, span + 1, (s->count - before) * sizeof *span);
         s->count--;
     }
-    pthread_mutex_unlock(&s->lock);
     return handle;
 }
 
@@ -506,12 +502,11 @@ tn_status tn_stream_record(tn_stream *s, size_t bytes, int bindings, int *out) {
 }
 
 void tn_stream_wait_unused(tn_stream *s, uint64_t last) {
-    pthread_mutex_lock(&s->lock);
+    AUTO_LOCK(&s->lock);
     if (last > s->done) {
         if (!tn_is_lost(s->lost_state) && last > s->submitted) (void)tn_stream_submit(s);
         if (tn_is_lost(s->lost_state) || tn_stream_await(s, last) != TN_OK) s->calls->idle(s->device);
     }
-    pthread_mutex_unlock(&s->lock);
 }
 
 tn_status tn_stream_queue_new(void *device, void **queue) {

@@ -122,12 +122,11 @@ static kir_target target_of(const tn_device *d, bool narrow) {
 static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
     out->target = target_of(d, narrow);
     if (!out->target.dialect) return tn_fail(TN_ERR_UNSUPPORTED, "no renderer for the kernel language of this driver");
-    kir_rendering r = {0};
-    tn_status s = kir_render(p, &out->target, &r);
-    if (s == TN_OK) s = load_rendering(d, p, &r, &out->handle);
+    AUTO_CALL(kir_rendering_free) kir_rendering r = {0};
+    TRY(kir_render(p, &out->target, &r));
+    TRY(load_rendering(d, p, &r, &out->handle));
     out->params_bytes = r.params_bytes;
-    kir_rendering_free(&r);
-    return s;
+    return TN_OK;
 }
 
 static tn_status load_as_is(tn_device *d, const kir_program *p, tn_loaded *out) {
@@ -146,16 +145,13 @@ static listener listening;
 static _Atomic int64_t loads;
 
 void tn_on_kernel_load(void (*told)(void *ctx, const char *device, int64_t number, bool done), void *ctx) {
-    pthread_mutex_lock(&listener_lock);
+    AUTO_LOCK(&listener_lock);
     listening = (listener){told, ctx};
-    pthread_mutex_unlock(&listener_lock);
 }
 
 static listener listener_now(void) {
-    pthread_mutex_lock(&listener_lock);
-    listener l = listening;
-    pthread_mutex_unlock(&listener_lock);
-    return l;
+    AUTO_LOCK(&listener_lock);
+    return listening;
 }
 
 static tn_status load_module(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {

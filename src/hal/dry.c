@@ -69,10 +69,9 @@ bool tn_dry_is_real(size_t bytes) { return bytes <= SMALL; }
 /* ---- bytes that a real run would touch --------------------------------------------------------------------------- */
 
 static void count_touched(tn_dry *dry, int64_t bytes) {
-    pthread_mutex_lock(&dry->lock);
+    AUTO_LOCK(&dry->lock);
     dry->now += bytes;
     if (bytes >= 0) dry->peak = tn_max64(dry->peak, dry->now + tn_resident_bytes());
-    pthread_mutex_unlock(&dry->lock);
 }
 
 tn_status tn_dry_copy(const tn_device *d, void *stream, void *to, const void *from, size_t bytes, int kind) {
@@ -105,10 +104,8 @@ void tn_dry_untouch(tn_buffer *b) {
 int64_t tn_dry_peak(const tn_device *d) {
     if (!d->dry) return 0;
     count_touched(d->dry, 0);
-    pthread_mutex_lock(&d->dry->lock);
-    int64_t peak = d->dry->peak;
-    pthread_mutex_unlock(&d->dry->lock);
-    return peak;
+    AUTO_LOCK(&d->dry->lock);
+    return d->dry->peak;
 }
 
 tn_status tn_dry_clear(tn_buffer *b) {

@@ -58,9 +58,8 @@ tn_status tn_error_counters_new(tn_device *d, int count, int parts, tn_error_cou
 tn_buffer *tn_error_counters_words(const tn_error_counters *c) { return c->words; }
 
 void tn_error_counters_name(tn_error_counters *c, int counter, const tn_counted_error *error) {
-    pthread_mutex_lock(&lock);
+    AUTO_LOCK(&lock);
     c->errors[counter] = *error;
-    pthread_mutex_unlock(&lock);
 }
 
 /* The caller holds the lock, as in the functions below. */
@@ -71,9 +70,8 @@ static void set_touched(tn_error_counters *c, bool touched) {
 }
 
 void tn_error_counters_touch(tn_error_counters *c) {
-    pthread_mutex_lock(&lock);
+    AUTO_LOCK(&lock);
     set_touched(c, true);
-    pthread_mutex_unlock(&lock);
 }
 
 static void unlink_counters(tn_error_counters *c) {
@@ -123,7 +121,7 @@ static bool is_ready(tn_error_counters *c, const tn_device *d) {
 
 /* Untouched before they are read, so that kernels which come too late for that are looked at again. */
 static tn_error_counters *take_ready(const tn_device *d) {
-    pthread_mutex_lock(&lock);
+    AUTO_LOCK(&lock);
     tn_error_counters *c = all;
     while (c && !is_ready(c, d))
         c = c->next;
@@ -132,7 +130,6 @@ static tn_error_counters *take_ready(const tn_device *d) {
         c->is_read = true;
         c->looked = reports;
     }
-    pthread_mutex_unlock(&lock);
     return c;
 }
 
@@ -155,11 +152,10 @@ tn_status tn_error_counters_report(const tn_device *d) {
     tn_status s = TN_OK;
     /* the host compares indices of the CPU, which must go on if another device hangs while it is read */
     if (d->is_cpu || atomic_load_explicit(&touched_count, memory_order_acquire) == 0) return TN_OK;
-    pthread_mutex_lock(&report_lock);
+    AUTO_LOCK(&report_lock);
     reports++;
     for (tn_error_counters *c; s == TN_OK && (c = take_ready(d));)
         s = look(c);
-    pthread_mutex_unlock(&report_lock);
     return s;
 }
 

@@ -201,16 +201,15 @@ static tn_status tcp_scatter(const tn_tcp *t, const char *send, const size_t *fr
 
 static tn_status tcp_all_to_all(void *tcp, const void *send, size_t bytes, void *receive) {
     const tn_tcp *t = tcp;
-    size_t *from = tn_mem_alloc((size_t)t->size * 2 * sizeof *from), *each = from ? from + t->size : NULL;
+    AUTO_FREE size_t *from = tn_mem_alloc((size_t)t->size * 2 * sizeof *from);
+    size_t *each = from ? from + t->size : NULL;
     for (int i = 0; from && i < t->size; i++) {
         from[i] = (size_t)i * bytes;
         each[i] = bytes;
     }
-    char *rows = NULL;
-    tn_status s = from ? tcp_rows(t, from, each, &rows) : TN_ERR_MEMORY;
-    if (s == TN_OK) s = tcp_scatter(t, send, from, each, receive, rows);
-    tn_mem_free_each(rows, from);
-    return s;
+    AUTO_FREE char *rows = NULL;
+    TRY(from ? tcp_rows(t, from, each, &rows) : TN_ERR_MEMORY);
+    return tcp_scatter(t, send, from, each, receive, rows);
 }
 
 /* ---- connecting -------------------------------------------------------------------------------------------------- */

@@ -284,18 +284,16 @@ static void remember_refusal(kernel_table *t, const kir_program *p, tn_status s)
     }
     r->status = s;
     memcpy(r->why, why, sizeof why);
-    pthread_mutex_lock(&t->lock);
+    AUTO_LOCK(&t->lock);
     r->next = t->refusals;
     t->refusals = r;
-    pthread_mutex_unlock(&t->lock);
 }
 
 bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size) {
     kernel_table *t = d->kernels;
-    pthread_mutex_lock(&t->lock);
+    AUTO_LOCK(&t->lock);
     const refusal *r = find_refusal(t, p);
     if (r && size) snprintf(why, size, "%s", r->why);
-    pthread_mutex_unlock(&t->lock);
     return r != NULL;
 }
 
@@ -330,7 +328,7 @@ static bool is_loading(const kernel_table *t, const kir_program *p) {
 /* A kernel that is in the table, or that another thread is loading, with one more user; or the compiler's earlier
  * refusal. Otherwise *out is NULL and this thread must load it. */
 static tn_status kernel_known(kernel_table *t, const kir_program *p, loading *mine, tn_kernel **out) {
-    pthread_mutex_lock(&t->lock);
+    AUTO_LOCK(&t->lock);
     while (is_loading(t, p))
         pthread_cond_wait(&t->loaded, &t->lock);
     *out = kernel_use(t, table_find(t, p));
@@ -340,20 +338,18 @@ static tn_status kernel_known(kernel_table *t, const kir_program *p, loading *mi
         *mine = (loading){p, t->loads};
         t->loads = mine;
     }
-    pthread_mutex_unlock(&t->lock);
     return s;
 }
 
 /* kernel: NULL when it could not be loaded. */
 static void loading_end(kernel_table *t, const loading *mine, tn_kernel *kernel) {
-    pthread_mutex_lock(&t->lock);
+    AUTO_LOCK(&t->lock);
     loading **link = &t->loads;
     while (*link != mine)
         link = &(*link)->next;
     *link = mine->next;
     if (kernel) table_add(t, kernel);
     pthread_cond_broadcast(&t->loaded);
-    pthread_mutex_unlock(&t->lock);
 }
 
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
@@ -387,14 +383,13 @@ static tn_kernel *kernel_leave(kernel_table *t, tn_kernel *k, bool *ended) {
 
 void tn_kernels_drop(tn_device *d) {
     kernel_table *t = d->kernels;
-    pthread_mutex_lock(&t->lock);
+    AUTO_LOCK(&t->lock);
     while (t->oldest) {
         tn_kernel *k = t->oldest;
         idle_take_out(t, k);
         table_unlink(t, k);
         kernel_free(d, k);
     }
-    pthread_mutex_unlock(&t->lock);
 }
 
 void tn_kernel_release(tn_kernel *k) {
@@ -445,8 +440,12 @@ static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch)
     return tn_launch_split(k->program, launch, tn_reach(d, k->program), d->caps.alignment, k->sizes, tn_runner_add, r);
 }
 
-/* The caller holds k->running. */
-static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
+    tn_device_works(d);
+    if (d->caps.code == TN_CODE_KIR && tn_reach(d, k->program) == INT64_MAX)
+        return d->driver->launch(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
+    AUTO_LOCK(&k->running);
     tn_runner r = {.device = d};
     for (int64_t i = 0; i < count; i++) {
         tn_launch launch = launches[i];
@@ -456,29 +455,17 @@ static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launche
     return tn_runner_flush(&r);
 }
 
-tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
-    if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
-    tn_device_works(d);
-    if (d->caps.code == TN_CODE_KIR && tn_reach(d, k->program) == INT64_MAX)
-        return d->driver->launch(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
-    pthread_mutex_lock(&k->running);
-    tn_status s = launch_all(d, k, launches, count);
-    pthread_mutex_unlock(&k->running);
-    return s;
-}
-
 static tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count,
                                 tn_command_list *list) {
     tn_runner r = {.device = d, .list = list};
     tn_status s = tn_launch_check(k->program, launches, count);
-    pthread_mutex_lock(&k->running);
+    AUTO_LOCK(&k->running);
     for (int64_t i = 0; i < count && s == TN_OK; i++) {
         tn_launch launch = launches[i];
         tn_kernel *fit = kernel_for(d, k, &launch);
         r.source = &launches[i];
         s = launch_one(&r, fit, &launch);
     }
-    pthread_mutex_unlock(&k->running);
     return s;
 }
 
@@ -567,10 +554,9 @@ static void drop_driver_list(tn_command_list *l) {
 }
 
 void tn_command_lists_close(tn_device *d) {
-    pthread_mutex_lock(&driver_lists_lock);
+    AUTO_LOCK(&driver_lists_lock);
     while (d->lists)
         drop_driver_list(d->lists);
-    pthread_mutex_unlock(&driver_lists_lock);
 }
 
 void tn_command_list_free(tn_command_list *l) {
@@ -672,11 +658,10 @@ static tn_status need_driver_list(tn_command_list *l) {
     tn_status s = d->driver->list_make(d->handle, l->calls, (int64_t)l->n_items, &driver_list);
     l->no_driver_list = s != TN_OK && s != TN_ERR_LOST;
     if (s != TN_OK) return l->no_driver_list ? TN_OK : s;
-    pthread_mutex_lock(&driver_lists_lock);
+    AUTO_LOCK(&driver_lists_lock);
     l->format = driver_list;
     l->next = d->lists;
     d->lists = l;
-    pthread_mutex_unlock(&driver_lists_lock);
     return TN_OK;
 }
 

@@ -139,20 +139,18 @@ static tn_status choose_library(const char *names) {
 }
 
 tn_status tn_set_library(const char *name) {
-    pthread_mutex_lock(&libraries_lock);
+    AUTO_LOCK(&libraries_lock);
     tn_status s = choose_library(name);
     if (s == TN_OK) atomic_store(&decided, true);
-    pthread_mutex_unlock(&libraries_lock);
     return s;
 }
 
 static void heed_environment(void) {
     const char *name = tn_env("TRUNNION_LIBRARY");
-    pthread_mutex_lock(&libraries_lock);
+    AUTO_LOCK(&libraries_lock);
     if (!atomic_load(&decided) && name && choose_library(name) != TN_OK)
         tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; using Trunnion's own kernels", tn_error());
     atomic_store(&decided, true);
-    pthread_mutex_unlock(&libraries_lock);
 }
 
 const tn_blas *tn_library_chosen(void) {
@@ -204,9 +202,10 @@ static const tn_blas *first_usable(void) {
     return found;
 }
 
-/* The caller holds the lock. */
-static tn_status take_libraries(tn_device *d, const char *names) {
+tn_status tn_device_take_libraries(tn_device *d, const char *names) {
     choice c = {.vendors = 0};
+    if (!names) return TN_OK;
+    AUTO_LOCK(&libraries_lock);
     TRY(read_names(&c, names));
     bool any = strcmp(c.cpu, "auto") == 0;
     if (any || strcmp(c.cpu, "none") == 0) c.cpu[0] = 0;
@@ -224,14 +223,6 @@ static tn_status take_libraries(tn_device *d, const char *names) {
     if (c.cpu[0]) d->libraries.blas = tn_blas_by_name(c.cpu);
     d->libraries.open = any && d->libraries.blas;
     return c.cpu[0] && !d->libraries.blas ? tn_error_code() : TN_OK;
-}
-
-tn_status tn_device_take_libraries(tn_device *d, const char *names) {
-    if (!names) return TN_OK;
-    pthread_mutex_lock(&libraries_lock);
-    tn_status s = take_libraries(d, names);
-    pthread_mutex_unlock(&libraries_lock);
-    return s;
 }
 
 const tn_blas *tn_device_blas(const tn_device *d) {
@@ -304,11 +295,9 @@ static struct tn_vendors *find_vendor(const tn_device *d, const tn_vendor_librar
 }
 
 static tn_status need_vendor(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
-    pthread_mutex_lock(&lists);
+    AUTO_LOCK(&lists);
     *out = find_vendor(d, l);
-    tn_status s = *out ? TN_OK : add_vendor(d, l, out);
-    pthread_mutex_unlock(&lists);
-    return s;
+    return *out ? TN_OK : add_vendor(d, l, out);
 }
 
 static tn_status end_vendor(void *ctx, const tn_lent *lent) {
@@ -348,10 +337,8 @@ static tn_status ask_vendor(void *ctx, const tn_lent *lent) {
 static tn_status make_vendor(tn_device *d, struct tn_vendors *v, question *q) {
     q->handle = v->handle;
     q->call->library = v->library;
-    pthread_mutex_lock(&v->lock);
-    tn_status s = d->driver->lend(tn_stream_handle(d), ask_vendor, q);
-    pthread_mutex_unlock(&v->lock);
-    return s;
+    AUTO_LOCK(&v->lock);
+    return d->driver->lend(tn_stream_handle(d), ask_vendor, q);
 }
 
 void tn_vendor_free(tn_vendor_call *c) {

@@ -790,10 +790,8 @@ static tn_status allocate_packed(tn_device *d, const tn_packed_weight *packed, t
     bool large = packed->bytes >= TN_LARGE_PAGE;
     if (!d->is_cpu || !packed->replaces || large || packed->bytes == 0)
         return tn_buffer_new_for_host(d, packed->bytes, out);
-    pthread_mutex_lock(&slab_lock);
-    tn_status s = slab_carve(d, packed->bytes, out);
-    pthread_mutex_unlock(&slab_lock);
-    return s;
+    AUTO_LOCK(&slab_lock);
+    return slab_carve(d, packed->bytes, out);
 }
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
@@ -821,14 +819,13 @@ tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, 
     if (is_current(e, b)) {
         form_give_back(&e->format, b);
     } else {
-        pthread_mutex_lock(&making);
+        AUTO_LOCK(&making);
         (void)tn_buffer_await(b, true); /* until it is written, and the old packed weight is not read */
         e = find_packed(b, packed);
         if (!e)
             s = add_entry(b, packed, &e);
         else if (!is_current(e, b))
             make_entry(e, b);
-        pthread_mutex_unlock(&making);
     }
     *out = e ? e->result->address : NULL;
     return s;
@@ -906,11 +903,10 @@ static tn_status slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, boo
     }
     *at = (pieces_slab){.address = address, .bytes = bytes, .stays = stays};
     *whole = (tn_slab_block){.slab = at, .bytes = bytes};
-    pthread_mutex_lock(&p->lock);
+    AUTO_LOCK(&p->lock);
     at->next = p->pieces;
     p->pieces = at;
     list_add(p, whole);
-    pthread_mutex_unlock(&p->lock);
     return TN_OK;
 }
 
@@ -937,14 +933,13 @@ static void split_slab(tn_slab_pool *p, tn_slab_block *c, size_t bytes) {
 static tn_slab_block *slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address) {
     if (bytes > SIZE_MAX - p->alignment) return NULL;
     bytes = (bytes + p->alignment - 1) / p->alignment * p->alignment;
-    pthread_mutex_lock(&p->lock);
+    AUTO_LOCK(&p->lock);
     tn_slab_block *c = best_fit(p, bytes);
     if (c) {
         list_remove(c);
         split_slab(p, c, bytes);
         *address = c->slab->address + c->offset;
     }
-    pthread_mutex_unlock(&p->lock);
     return c;
 }
 
@@ -959,11 +954,10 @@ static void join_next(tn_slab_block *c) {
 }
 
 static void slab_pool_release(tn_slab_pool *p, tn_slab_block *c) {
-    pthread_mutex_lock(&p->lock);
+    AUTO_LOCK(&p->lock);
     list_add(p, c);
     if (is_free(c->after)) join_next(c);
     if (is_free(c->before)) join_next(c->before);
-    pthread_mutex_unlock(&p->lock);
 }
 
 static bool slab_is_whole(const tn_slab_block *c) { return !c->before && !c->after; }
@@ -976,7 +970,7 @@ static void unlink_slab(tn_slab_pool *p, const pieces_slab *gone) {
 }
 
 static bool slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes) {
-    pthread_mutex_lock(&p->lock);
+    AUTO_LOCK(&p->lock);
     tn_slab_block *c = p->free;
     while (c && (!slab_is_whole(c) || (c->slab->stays && !all)))
         c = c->next;
@@ -987,20 +981,18 @@ static bool slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size
         unlink_slab(p, c->slab);
         tn_mem_free_each(c->slab, c);
     }
-    pthread_mutex_unlock(&p->lock);
     return c != NULL;
 }
 
 static tn_slab_pool_facts slab_pool_stats(tn_slab_pool *p) {
     tn_slab_pool_facts f = {0};
-    pthread_mutex_lock(&p->lock);
+    AUTO_LOCK(&p->lock);
     for (const pieces_slab *at = p->pieces; at; at = at->next)
         f.pieces++;
     for (const tn_slab_block *c = p->free; c; c = c->next) {
         f.free_bytes += (int64_t)c->bytes;
         f.largest = tn_max64(f.largest, (int64_t)c->bytes);
     }
-    pthread_mutex_unlock(&p->lock);
     return f;
 }
 

@@ -52,14 +52,13 @@ static uint64_t point_number(tn_timeline_point m) { return m & (((uint64_t)1 << 
 bool tn_buffer_is_reusable(tn_buffer *b, bool for_host) {
     const tn_queue *q = for_host ? NULL : tn_queue_for(b->device);
     bool idle = true, suits = true;
-    pthread_mutex_lock(&order_lock);
+    AUTO_LOCK(&order_lock);
     for (size_t i = 0; i < MAX_POINTS && suits; i++) {
         if (timeline_point_reached(b->points[i])) continue;
         idle = false;
         suits = q && timeline_index(b->points[i]) == q->timeline;
     }
     if (idle) memset(b->points, 0, sizeof b->points); /* also of what failed: the content is another's now */
-    pthread_mutex_unlock(&order_lock);
     return suits;
 }
 
@@ -215,7 +214,7 @@ static tn_status do_task(const tn_queue *q, tn_task *t) {
 }
 
 static tn_task *next_task(tn_queue *q) {
-    pthread_mutex_lock(&q->lock);
+    AUTO_LOCK(&q->lock);
     while (!q->first && !q->stop)
         pthread_cond_wait(&q->work, &q->lock);
     tn_task *t = q->first;
@@ -225,7 +224,6 @@ static tn_task *next_task(tn_queue *q) {
         q->waiting--;
         pthread_cond_signal(&q->room);
     }
-    pthread_mutex_unlock(&q->lock);
     return t;
 }
 
@@ -348,12 +346,11 @@ static tn_status tn_device_order(tn_device *d) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&d->ordered, memory_order_acquire)) return TN_OK;
     tn_status s = TN_OK;
-    pthread_mutex_lock(&once);
+    AUTO_LOCK(&once);
     if (!d->own && tn_device_has_events(d)) s = queue_make(d, d->handle, &d->own);
     if (s == TN_OK) s = tn_device_wait(d, d->handle);
     if (s == TN_OK) atomic_store_explicit(&tn_queues_made, true, memory_order_release);
     if (s == TN_OK) atomic_store_explicit(&d->ordered, true, memory_order_release);
-    pthread_mutex_unlock(&once);
     return s;
 }
 
@@ -467,11 +464,10 @@ static int timeline_acquire(tn_queue *q) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_locks);
     int found = 0;
-    pthread_mutex_lock(&taking);
+    AUTO_LOCK(&taking);
     for (int i = 1; i < TN_TIMELINES && !found; i++)
         if (!timelines[i].queue) found = i;
     if (found) timelines[found].queue = q;
-    pthread_mutex_unlock(&taking);
     return found;
 }
 
@@ -501,22 +497,18 @@ static bool somebody_waits(const tn_queue *q) {
 
 static void timeline_release(int number) {
     timeline *l = &timelines[number];
-    pthread_mutex_lock(&l->lock);
+    AUTO_LOCK(&l->lock);
     while (somebody_waits(l->queue)) /* the work is done, but another thread has not left the event yet */
         pthread_cond_wait(&l->moved, &l->lock);
     put_away(l, atomic_load(&l->submitted));
-    pthread_mutex_lock(&taking);
+    AUTO_LOCK(&taking);
     l->queue = NULL;
-    pthread_mutex_unlock(&taking);
-    pthread_mutex_unlock(&l->lock);
 }
 
 static bool timeline_is_of(int number, const tn_device *d, bool on_device) {
-    pthread_mutex_lock(&taking);
+    AUTO_LOCK(&taking);
     const tn_queue *q = timelines[number].queue;
-    bool yes = q && q->device == d && (q->handle || !on_device);
-    pthread_mutex_unlock(&taking);
-    return yes;
+    return q && q->device == d && (q->handle || !on_device);
 }
 
 static uint64_t timeline_advance(int number) { return atomic_fetch_add(&timelines[number].submitted, 1) + 1; }
@@ -594,7 +586,7 @@ static tn_status timeline_record(int number, uint64_t at) {
     timeline *l = &timelines[number];
     tn_queue *q = l->queue;
     const tn_driver *driver = q->device->driver;
-    pthread_mutex_lock(&l->lock);
+    AUTO_LOCK(&l->lock);
     query_events(l);
     while (q->ring_count == TN_RING) {
         wait_for_event(l, ring_at(q, 0));
@@ -614,20 +606,18 @@ static tn_status timeline_record(int number, uint64_t at) {
         q->ring_count++;
     }
     pthread_cond_broadcast(&l->moved);
-    pthread_mutex_unlock(&l->lock);
     return s;
 }
 
 static tn_status timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
     timeline *l = &timelines[w->timeline];
     tn_status s = TN_OK;
-    pthread_mutex_lock(&l->lock);
+    AUTO_LOCK(&l->lock);
     query_events(l);
     while (atomic_load(&l->completed) < w->last && !event_behind(l->queue, w->last))
         pthread_cond_wait(&l->moved, &l->lock); /* another thread is just giving it */
     if (atomic_load(&l->completed) < w->last)
         s = q->device->driver->event_wait(q->handle, event_behind(l->queue, w->last)->event);
-    pthread_mutex_unlock(&l->lock);
     return s;
 }
 
@@ -636,11 +626,9 @@ static tn_status timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
 static bool timeline_point_reached(tn_timeline_point m) {
     timeline *l = timeline_at_point(m);
     if (!m || atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m)) return true;
-    pthread_mutex_lock(&l->lock);
+    AUTO_LOCK(&l->lock);
     query_events(l);
-    bool completed = atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m);
-    pthread_mutex_unlock(&l->lock);
-    return completed;
+    return atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m);
 }
 
 /* The caller holds the lock. */
@@ -704,11 +692,10 @@ tn_status tn_timeline_point_wait(tn_timeline_point m) {
 
 static void timeline_complete(int number, uint64_t at, tn_status status, bool partially_committed) {
     timeline *l = &timelines[number];
-    pthread_mutex_lock(&l->lock);
+    AUTO_LOCK(&l->lock);
     if (status != TN_OK) note_failure(l, at, status, partially_committed);
     atomic_store_explicit(&l->completed, at, memory_order_release);
     pthread_cond_broadcast(&l->moved);
-    pthread_mutex_unlock(&l->lock);
 }
 
 static tn_status timeline_failure(int number, bool clear) {

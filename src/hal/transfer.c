@@ -173,16 +173,14 @@ tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes) {
 /* Between two devices that cannot see each other: piece by piece through host memory. */
 static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
     size_t piece = len < STAGE_BYTES ? len : STAGE_BYTES;
-    char *stage = tn_mem_alloc(piece);
+    AUTO_FREE char *stage = tn_mem_alloc(piece);
     if (!stage) return TN_ERR_MEMORY;
-    tn_status s = TN_OK;
-    for (size_t at = 0; at < len && s == TN_OK; at += piece) {
+    for (size_t at = 0; at < len; at += piece) {
         size_t n = len - at < piece ? len - at : piece;
-        s = copy_now(NULL, stage, src_device, src + at, n);
-        if (s == TN_OK) s = copy_now(dst_device, dst + at, NULL, stage, n);
+        TRY(copy_now(NULL, stage, src_device, src + at, n));
+        TRY(copy_now(dst_device, dst + at, NULL, stage, n));
     }
-    tn_mem_free(stage);
-    return s;
+    return TN_OK;
 }
 
 /* Between two devices: uses the driver's copy_peer if it has one. */
@@ -330,10 +328,9 @@ static void piece_free(host_piece *p) {
 }
 
 static void piece_add(host_piece *p) {
-    pthread_mutex_lock(&pieces_lock);
+    AUTO_LOCK(&pieces_lock);
     p->next = pieces;
     pieces = p;
-    pthread_mutex_unlock(&pieces_lock);
 }
 
 static bool is_piece(const host_piece *p, const tn_device *d, const void *host, const void *address) {
@@ -342,13 +339,12 @@ static bool is_piece(const host_piece *p, const tn_device *d, const void *host, 
 
 /* Takes out the piece that the caller knows by this address; mapped: of this memory of the device. */
 static host_piece *piece_take(const tn_device *d, const void *host, const void *address) {
-    pthread_mutex_lock(&pieces_lock);
+    AUTO_LOCK(&pieces_lock);
     host_piece **link = &pieces;
     while (*link && !is_piece(*link, d, host, address))
         link = &(*link)->next;
     host_piece *p = *link;
     if (p) *link = p->next;
-    pthread_mutex_unlock(&pieces_lock);
     return p;
 }
 

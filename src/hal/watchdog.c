@@ -164,10 +164,9 @@ static waiter *take_waiter(tn_watchdog *g) {
 }
 
 static void put_waiter(tn_watchdog *g, waiter *w) {
-    pthread_mutex_lock(&g->lock);
+    AUTO_LOCK(&g->lock);
     w->next = g->idle;
     g->idle = w;
-    pthread_mutex_unlock(&g->lock);
 }
 
 static struct timespec time_in(double seconds) {
@@ -182,7 +181,7 @@ static struct timespec time_in(double seconds) {
 /* Whether the wait ended within `limit` seconds; otherwise the waiter is left. */
 static bool ask(waiter *w, const tn_driver *driver, void *handle, void *event, double limit) {
     double end = tn_now() + limit;
-    pthread_mutex_lock(&w->lock);
+    AUTO_LOCK(&w->lock);
     w->driver = driver;
     w->handle = handle;
     w->event = event;
@@ -195,7 +194,6 @@ static bool ask(waiter *w, const tn_driver *driver, void *handle, void *event, d
     bool ended = w->state == DONE;
     w->state = ended ? IDLE : LEFT;
     if (!ended) pthread_detach(w->thread);
-    pthread_mutex_unlock(&w->lock);
     return ended;
 }
 

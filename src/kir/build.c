@@ -916,10 +916,8 @@ static tn_status finish(const kir_builder *b, kir_program *p, int64_t *sizes) {
         memset(notes, 0, bytes);
         return finish_into(b, p, sizes, notes);
     }
-    kir_val *notes = tn_mem_zalloc(1, bytes);
-    tn_status status = notes ? finish_into(b, p, sizes, notes) : TN_ERR_MEMORY;
-    tn_mem_free(notes);
-    return status;
+    AUTO_FREE kir_val *notes = tn_mem_zalloc(1, bytes);
+    return notes ? finish_into(b, p, sizes, notes) : TN_ERR_MEMORY;
 }
 
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes) {

@@ -363,6 +363,8 @@ tn_status kir_verify(const kir_program *p);
 /* Whether these sizes fit the structure: extents not negative, those of items as in the structure. */
 tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes);
 void kir_free(kir_program *p);
+#define AUTO_PROGRAM AUTO_CALL(kir_free_held) /* as AUTO_FREE */
+static inline void kir_free_held(kir_program **p) { kir_free(*p); }
 bool kir_equal(const kir_program *a, const kir_program *b); /* same structure */
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */

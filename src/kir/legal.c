@@ -188,25 +188,16 @@ static kir_program frame_of(const kir_program *p, unsigned what) {
     return frame;
 }
 
-static tn_status rewrite_all(legaliser *l, kir_program **out) {
-    kir_program frame = frame_of(l->p, l->what);
-    int64_t *sizes = NULL;
-    l->frame = &frame;
-    TRY(kir_begin_like(&frame, &l->b));
-    for (int i = 0; i < l->p->n_ins; i++)
-        l->map[i] = rewrite(l, &l->p->ins[i]);
-    tn_status status = kir_finish(l->b, out, &sizes);
-    tn_mem_free(sizes);
-    return status;
-}
-
 static tn_status simplify(const kir_program *p, unsigned what, kir_program **out) {
-    legaliser l = {.p = p, .what = what};
-    l.map = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *l.map);
-    if (!l.map) return TN_ERR_MEMORY;
-    tn_status status = rewrite_all(&l, out);
-    tn_mem_free(l.map);
-    return status;
+    AUTO_FREE kir_val *map = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *map);
+    AUTO_FREE int64_t *sizes = NULL;
+    if (!map) return TN_ERR_MEMORY;
+    kir_program frame = frame_of(p, what);
+    legaliser l = {.p = p, .what = what, .map = map, .frame = &frame};
+    TRY(kir_begin_like(&frame, &l.b));
+    for (int i = 0; i < p->n_ins; i++)
+        map[i] = rewrite(&l, &p->ins[i]);
+    return kir_finish(l.b, out, &sizes);
 }
 
 tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
@@ -741,7 +732,7 @@ static void mark_indexes(words *w) {
 
 static tn_status words_rewrite_all(words *w, kir_program **out) {
     kir_program frame = *w->p;
-    int64_t *sizes = NULL;
+    AUTO_FREE int64_t *sizes = NULL;
     frame.words = true;
     mark_indexes(w);
     TRY(kir_begin_like(&frame, &w->b));
@@ -752,9 +743,7 @@ static tn_status words_rewrite_all(words *w, kir_program **out) {
         return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx: converts between 64-bit integers and f64",
                        (unsigned long long)w->p->hash);
     }
-    tn_status status = kir_finish(w->b, out, &sizes);
-    tn_mem_free(sizes);
-    return status;
+    return kir_finish(w->b, out, &sizes);
 }
 
 static tn_status kir_legal_words(const kir_program *p, kir_program **out) {

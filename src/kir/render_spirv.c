@@ -354,7 +354,7 @@ static bool has_halves(const kir_target *t) {
 }
 
 static tn_status write_words(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out) {
-    kir_program *legal = NULL;
+    AUTO_PROGRAM kir_program *legal = NULL;
     unsigned what = KIR_LEGAL_MATHS | (t->i64 ? 0 : KIR_LEGAL_I64);
     if (count != 1) return tn_fail(TN_ERR_ARGUMENT, "SPIR-V: %d kernels in one module, should be 1", count);
     if (!t->i64 && !t->index32)
@@ -365,9 +365,7 @@ static tn_status write_words(const kir_program *const *programs, int count, cons
     if (!has_halves(t)) what |= KIR_LEGAL_HALVES;
     if (!t->f64) what |= KIR_LEGAL_SCALARS;
     TRY(kir_legalise(programs[0], what, &legal));
-    tn_status s = write_legal(legal, t, out);
-    kir_free(legal);
-    return s;
+    return write_legal(legal, t, out);
 }
 
 const kir_dialect kir_dialect_spirv = {

@@ -411,7 +411,7 @@ static tn_status place_schedule(maker *m) {
     pool slots = {.bytes = 0};
     size_t n = (size_t)m->n + 1;
     tn_status status = TN_OK;
-    int16_t *ends = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *ends);
+    AUTO_FREE int16_t *ends = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *ends);
     for (int w = 0; w < KIR_WIDTHS; w++) {
         slots.free[w] = tn_mem_zalloc(n, sizeof *slots.free[w]);
         if (!slots.free[w]) status = TN_ERR_MEMORY;
@@ -430,7 +430,6 @@ static tn_status place_schedule(maker *m) {
     }
     for (int w = 0; w < KIR_WIDTHS; w++)
         tn_mem_free(slots.free[w]);
-    tn_mem_free(ends);
     return status;
 }
 

@@ -13,13 +13,11 @@ tn_tensor *tn_nn_sum_of_squares(const tn_tensor *gradient) {
 }
 
 tn_tensor *tn_nn_clip_factor(tn_tensor *const *gradients, int count, double max_norm, tn_tensor **norm) {
-    tn_tensor **squares = malloc(((size_t)count + 1) * sizeof *squares);
+    AUTO_NN_FREE tn_tensor **squares = malloc(((size_t)count + 1) * sizeof *squares);
     if (!squares) return tn_failed(TN_ERR_MEMORY, "clipping: out of memory");
     for (int i = 0; i < count; i++)
         squares[i] = gradients[i] ? tn_nn_sum_of_squares(gradients[i]) : NULL;
-    tn_tensor *factor = tn_nn_clip_factor_of(squares, count, max_norm, norm);
-    free(squares);
-    return factor;
+    return tn_nn_clip_factor_of(squares, count, max_norm, norm);
 }
 
 tn_tensor *tn_nn_clip_factor_of(tn_tensor *const *squares, int count, double max_norm, tn_tensor **norm) {
@@ -61,13 +59,11 @@ static tn_tensor *count_not_finite(const tn_tensor *gradient) {
 
 tn_tensor *tn_nn_all_finite(tn_tensor *const *gradients, int count) {
     int n = 0;
-    tn_tensor **parts = malloc(((size_t)count + 1) * sizeof *parts);
+    AUTO_NN_FREE tn_tensor **parts = malloc(((size_t)count + 1) * sizeof *parts);
     if (!parts) return tn_failed(TN_ERR_MEMORY, "are all gradients finite: out of memory");
     for (int i = 0; i < count; i++)
         if (gradients[i]) parts[n++] = count_not_finite(gradients[i]);
-    tn_tensor *result = n ? tn_eq_scalar(join_sum(parts, n), 0) : tn_full(NULL, 0, 1, TN_BOOL);
-    free(parts);
-    return result;
+    return n ? tn_eq_scalar(join_sum(parts, n), 0) : tn_full(NULL, 0, 1, TN_BOOL);
 }
 
 /* ---- the gradients below a module -------------------------------------------------------------------------------- */
@@ -92,35 +88,31 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
     if (!(max_norm >= 0))
         return tn_backend_fail(
             TN_ERR_ARGUMENT, "tn_clip_grad_norm: max_norm is %g; it must be at least 0 (INFINITY: no limit)", max_norm);
-    tn_tensor **gradients = NULL, *norm;
+    AUTO_NN_FREE tn_tensor **gradients = NULL;
+    tn_tensor *norm;
     int count = 0;
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_status status = gradients_below(m, &gradients, &count);
-    if (status == TN_OK) {
-        tn_tensor *factor = tn_nn_clip_factor(gradients, count, max_norm, &norm);
-        for (int i = 0; i < count; i++)
-            if (gradients[i]) tn_mul_(gradients[i], factor);
-        if (total_norm) *total_norm = tn_keep(norm);
-        status = tn_status_of(norm);
-    }
-    free(gradients);
-    return status;
+    TRY(gradients_below(m, &gradients, &count));
+    tn_tensor *factor = tn_nn_clip_factor(gradients, count, max_norm, &norm);
+    for (int i = 0; i < count; i++)
+        if (gradients[i]) tn_mul_(gradients[i], factor);
+    if (total_norm) *total_norm = tn_keep(norm);
+    return tn_status_of(norm);
 }
 
 tn_status tn_clip_grad_value(tn_module *m, double clip_value) {
     if (!(clip_value >= 0))
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_clip_grad_value: clip_value is %g; it must be at least 0",
                                clip_value);
-    tn_tensor **gradients = NULL;
+    AUTO_NN_FREE tn_tensor **gradients = NULL;
     int count = 0;
     TN_SCOPE;
     TN_NO_GRAD;
-    tn_status status = gradients_below(m, &gradients, &count);
-    for (int i = 0; i < count && status == TN_OK; i++)
-        if (gradients[i]) status = tn_status_of(tn_clamp_(gradients[i], -clip_value, clip_value));
-    free(gradients);
-    return status;
+    TRY(gradients_below(m, &gradients, &count));
+    for (int i = 0; i < count; i++)
+        if (gradients[i]) TRY(tn_status_of(tn_clamp_(gradients[i], -clip_value, clip_value)));
+    return TN_OK;
 }
 
 tn_tensor *tn_grad_is_finite(const tn_module *m) {

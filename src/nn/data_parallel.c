@@ -335,15 +335,13 @@ static void note_buffers(const call *c, work *w) {
 }
 
 static tn_status give_data_parallel(const call *c, const work *w) {
-    tn_tensor **targets = malloc(((size_t)c->p->count + 1) * sizeof *targets);
+    AUTO_NN_FREE tn_tensor **targets = malloc(((size_t)c->p->count + 1) * sizeof *targets);
     if (!targets) return data_parallel_out_of_memory();
     int n = 0;
     targets[n++] = w->result;
     for (int i = 0; i < c->p->count; i++)
         if (w->values[i]) targets[n++] = w->values[i];
-    tn_status status = tn_eval_async(targets, n, w->by->queue, NULL);
-    free(targets);
-    return status;
+    return tn_eval_async(targets, n, w->by->queue, NULL);
 }
 
 static tn_status record_data_parallel(const call *c, work *w) {

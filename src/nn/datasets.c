@@ -174,13 +174,10 @@ static tn_status open_npy(parts *all, const char *path) {
     if (wide) length |= (size_t)start[10] << 16 | (size_t)start[11] << 24;
     if (length > NPY_MOST_HEADER || (int64_t)(first + length) > p->size)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s': a header of %zu bytes is too long", path, length);
-    char *header = malloc(length + 1);
-    tn_status status =
-        header ? read_at(p, header, length, (int64_t)first) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    AUTO_NN_FREE char *header = malloc(length + 1);
+    TRY(header ? read_at(p, header, length, (int64_t)first) : tn_backend_fail(TN_ERR_MEMORY, "out of memory"));
     if (header) header[length] = 0;
-    if (status == TN_OK) status = npy_header(p, header, (int64_t)(first + length));
-    free(header);
-    return status;
+    return npy_header(p, header, (int64_t)(first + length));
 }
 
 tn_status tn_dataset_npy(const char *const *paths, int count, tn_dataset **out) {

@@ -144,15 +144,12 @@ void tn_grad_scaler_keep(const tn_optimizer *o, tn_tensor *state, const tn_tenso
 
 /* 1 where a parameter takes part; NULL: all do. */
 static tn_tensor *taking_part(const tn_optimizer *o) {
-    int32_t *part = malloc(((size_t)o->count + 1) * sizeof *part);
+    AUTO_NN_FREE int32_t *part = malloc(((size_t)o->count + 1) * sizeof *part);
     if (!part) return tn_failed(TN_ERR_MEMORY, "optimizer: out of memory");
     bool all = true;
     for (int i = 0; i < o->count; i++)
         all &= part[i] = o->items[i].gradient != NULL;
-    tn_tensor *t =
-        all ? NULL : tn_to_device(tn_from_data(part, TN_DIMS(o->count), TN_I32), tn_device_of(o->scaler->steps));
-    free(part);
-    return t;
+    return all ? NULL : tn_to_device(tn_from_data(part, TN_DIMS(o->count), TN_I32), tn_device_of(o->scaler->steps));
 }
 
 tn_status tn_grad_scaler_update(const tn_optimizer *o) {

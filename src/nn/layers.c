@@ -123,8 +123,8 @@ tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
     if (!isfinite(gain)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_orthogonal: gain is %g; it must be finite", gain);
     int64_t shape[] = {rows, columns};
     size_t total = (size_t)(rows * columns);
-    float *values = malloc(total * sizeof *values);
-    double *work = malloc(total * sizeof *work);
+    AUTO_NN_FREE float *values = malloc(total * sizeof *values);
+    AUTO_NN_FREE double *work = malloc(total * sizeof *work);
     tn_status status = values && work ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "orthogonal: out of memory");
     if (status == TN_OK) {
         tn_tensor *normal = tn_randn(shape, 2);
@@ -134,10 +134,7 @@ tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
     if (status == TN_OK && !make_orthogonal(values, work, rows, columns, gain))
         status =
             tn_backend_fail(TN_ERR_INTERNAL, "orthogonal: the random rows are linearly dependent; use another seed");
-    tn_tensor *result = status == TN_OK ? tn_from_data(values, shape, 2, TN_F32) : tn_failed(status, "%s", tn_error());
-    free(values);
-    free(work);
-    return result;
+    return status == TN_OK ? tn_from_data(values, shape, 2, TN_F32) : tn_failed(status, "%s", tn_error());
 }
 
 /* ==== layers ====================================================================================================== */

@@ -65,16 +65,14 @@ static double greatest(tn_lbfgs *l, const tn_tensor *a) { return number(l, tn_am
 
 /* values or gradients of all parameters, one after the other; zeros where there is no gradient. */
 static tn_tensor *flat_of(const tn_lbfgs *l, bool gradients) {
-    tn_tensor **parts = malloc((size_t)l->count * sizeof *parts), *flat;
+    AUTO_NN_FREE tn_tensor **parts = malloc((size_t)l->count * sizeof *parts);
     if (!parts) return tn_failed(TN_ERR_MEMORY, "lbfgs: out of memory");
     for (int i = 0; i < l->count; i++) {
         tn_tensor *v = l->variables[i].tensor, *g = gradients ? tn_grad(v) : NULL;
         tn_tensor *x = gradients ? (g ? g : tn_zeros_like(v)) : tn_detach(v);
         parts[i] = tn_reshape(x, (int64_t[]){-1}, 1);
     }
-    flat = tn_cat(parts, l->count, 0);
-    free(parts);
-    return flat;
+    return tn_cat(parts, l->count, 0);
 }
 
 /* Parameters become start + t·direction. */

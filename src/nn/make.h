@@ -2,10 +2,21 @@
 #ifndef TN_NN_MAKE_H
 #define TN_NN_MAKE_H
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "trunnion/distributed.h"
 #include "trunnion/optim.h"
 
 #define TRY TN_TRY
+/* Before a declaration with an initializer: frees what malloc gave, or calls function(&variable), at the scope's end. */
+#define AUTO_CALL(function) __attribute__((cleanup(function)))
+#define AUTO_NN_FREE AUTO_CALL(tn_nn_free_held)
+static inline void tn_nn_free_held(void *variable) {
+    void *block;
+    memcpy(&block, variable, sizeof block);
+    free(block);
+}
 
 /* A module with a zeroed self of `size` bytes; NULL on failure, noted on the root. */
 tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type *type, size_t size);

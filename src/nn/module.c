@@ -367,7 +367,7 @@ tn_status tn_nn_untie(tn_variable *items, int *count) {
     size_t size = 16;
     while (size < 2 * (size_t)*count)
         size *= 2;
-    uint64_t *seen = calloc(size, sizeof *seen);
+    AUTO_NN_FREE uint64_t *seen = calloc(size, sizeof *seen);
     if (!seen) return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory while looking for tied variables");
     int kept = 0;
     for (int i = 0; i < *count; i++) {
@@ -382,7 +382,6 @@ tn_status tn_nn_untie(tn_variable *items, int *count) {
         items[kept++] = items[i];
     }
     *count = kept;
-    free(seen);
     return TN_OK;
 }
 

@@ -48,16 +48,14 @@ static tn_tensor *stacked(tn_tensor *const *t, int64_t count) {
 static state steps_rnn(const tn_recurrent_cell *s, const direction *d, const tn_tensor *from_x, bool backward,
                        state from) {
     int64_t steps = tn_size(from_x, 0);
-    tn_tensor **out = calloc((size_t)steps, sizeof *out);
+    AUTO_NN_FREE tn_tensor **out = calloc((size_t)steps, sizeof *out);
     if (!out) return (state){tn_failed(TN_ERR_MEMORY, "%s: no memory for %lld steps", s->name, (long long)steps), NULL};
     for (int64_t i = 0; i < steps; i++) {
         int64_t t = backward ? steps - 1 - i : i;
         tn_tensor *sum = tn_add(tn_select(from_x, 0, t), tn_linear(from.h, d->weight_hh, d->bias_hh));
         from.h = out[t] = s->relu ? tn_relu(sum) : tn_tanh(sum);
     }
-    state all = {stacked(out, steps), NULL};
-    free(out);
-    return all;
+    return (state){stacked(out, steps), NULL};
 }
 
 /* The states behind each step; from: before the first. */

@@ -208,11 +208,9 @@ static tn_status state_of(const attempt *a, tn_checkpoint *c, variables *v) {
 
 static tn_status make_copy(attempt *a, snapshot *to) {
     tn_checkpoint c;
-    variables v = {0};
-    tn_status s = state_of(a, &c, &v);
-    if (s == TN_OK) s = snapshot_read(&c, &v, to);
-    variables_end(&v);
-    return s;
+    AUTO_CALL(variables_end) variables v = {0};
+    TRY(state_of(a, &c, &v));
+    return snapshot_read(&c, &v, to);
 }
 
 /* Steps between two copies. */

@@ -596,11 +596,9 @@ static tn_status read_leaf(const tn_node *n, void **out) {
 }
 
 static tn_status save_bytes(tn_save *f, const onnx_leaf *l) {
-    void *bytes = NULL;
+    AUTO_FREE void *bytes = NULL;
     TRY(read_leaf(l->node, &bytes));
-    tn_status s = tn_save_write(f, bytes, leaf_bytes(l->node));
-    tn_mem_free(bytes);
-    return s;
+    return tn_save_write(f, bytes, leaf_bytes(l->node));
 }
 
 static tn_status save_leaf(tn_save *f, const onnx_export *x, const onnx_leaf *l) {
@@ -671,10 +669,7 @@ static tn_status save_file(const char *path, const onnx_export *x, const tn_str 
                            tn_status (*write)(tn_save *f, const onnx_export *x, const tn_str *head)) {
     tn_save *f = NULL;
     TRY(tn_save_begin(path, &f));
-    tn_status s = write(f, x, head);
-    if (s == TN_OK) return tn_save_commit(f);
-    tn_save_abandon(f);
-    return s;
+    return tn_save_end(f, write(f, x, head));
 }
 
 /* path.data, and what the model calls it: a path without folders. */
@@ -698,14 +693,11 @@ static tn_status save_beside(onnx_export *x, const char *path, const char *name,
 }
 
 static tn_status save_export(onnx_export *x, const char *path, const char *name, bool beside) {
-    tn_str head = {0};
+    AUTO_STR tn_str head = {0};
     int64_t bytes = 0;
-    tn_status s = model_head(x, name, &head, &bytes);
-    if (s == TN_OK)
-        s = beside || bytes > MOST_BYTES - 4096 ? save_beside(x, path, name, &head)
-                                                : save_file(path, x, &head, save_model);
-    tn_str_free(&head);
-    return s;
+    TRY(model_head(x, name, &head, &bytes));
+    return beside || bytes > MOST_BYTES - 4096 ? save_beside(x, path, name, &head)
+                                               : save_file(path, x, &head, save_model);
 }
 
 /* ---- the call ---------------------------------------------------------------------------------------------------- */

@@ -233,7 +233,7 @@ static const char *places(onnx_export *x, const int64_t *shape, int rank, const 
     int64_t count = 1, at[TN_MAX_RANK] = {0};
     for (int d = 0; d < rank; d++)
         count *= shape[d];
-    int64_t *table = tn_mem_alloc((size_t)count * sizeof *table);
+    AUTO_FREE int64_t *table = tn_mem_alloc((size_t)count * sizeof *table);
     if (!table) {
         x->status = x->status == TN_OK ? TN_ERR_MEMORY : x->status;
         return "";
@@ -247,9 +247,7 @@ static const char *places(onnx_export *x, const int64_t *shape, int rank, const 
             at[d] = 0;
         }
     }
-    const char *name = onnx_write_table(x, table, in_one_row ? &count : shape, in_one_row ? 1 : rank);
-    tn_mem_free(table);
-    return name;
+    return onnx_write_table(x, table, in_one_row ? &count : shape, in_one_row ? 1 : rank);
 }
 
 static bool has_few_places(const tn_node *n) { return tn_node_numel(n) <= MOST_PLACES; }
@@ -542,14 +540,13 @@ static bool has_experts(const tn_node *n) { return n->in[1]->shape[0] > 0; }
 static const char *write_experts(onnx_export *x, const tn_node *n) {
     const char *weight = in(x, n, 1), *made = "";
     size_t experts = (size_t)n->in[1]->shape[0];
-    const char **parts = tn_mem_zalloc(2 * experts, sizeof *parts);
-    int64_t *numbers = tn_mem_zalloc(experts, sizeof *numbers);
+    AUTO_FREE const char **parts = tn_mem_zalloc(2 * experts, sizeof *parts);
+    AUTO_FREE int64_t *numbers = tn_mem_zalloc(experts, sizeof *numbers);
     if (!tn_dtype_is_quantized((tn_dtype)n->in[1]->dtype)) weight = onnx_write_cast(x, weight, (tn_dtype)n->dtype);
     if (parts && numbers)
         made = multiply_parts(x, n, weight, parts, parts + experts, numbers);
     else if (x->status == TN_OK)
         x->status = TN_ERR_MEMORY;
-    tn_mem_free_each(parts, numbers);
     return made;
 }
 

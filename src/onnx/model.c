@@ -511,8 +511,9 @@ static tn_status note_constant(reader *r, graph_reading *g, const onnx_node *n) 
 
 /* The nodes, in an order in which they can run. */
 static tn_status read_nodes(reader *r, graph_reading *g, onnx_text message, int64_t count) {
-    onnx_text *messages = tn_mem_alloc((size_t)count * sizeof *messages);
-    int32_t *order = tn_mem_alloc((size_t)count * sizeof *order), found = 0;
+    AUTO_FREE onnx_text *messages = tn_mem_alloc((size_t)count * sizeof *messages);
+    AUTO_FREE int32_t *order = tn_mem_alloc((size_t)count * sizeof *order);
+    int32_t found = 0;
     onnx_wire w = onnx_wire_of(message);
     onnx_field f;
     tn_status end = TN_OK, status = messages && order ? TN_OK : TN_ERR_MEMORY;
@@ -526,7 +527,6 @@ static tn_status read_nodes(reader *r, graph_reading *g, onnx_text message, int6
         status = read_node(r, messages[order[i]], n);
         if (status == TN_OK) status = note_constant(r, g, n);
     }
-    tn_mem_free_each(messages, order);
     return status;
 }
 
@@ -932,7 +932,7 @@ static tn_status note_node(ordering *o, const order_inner *in, onnx_text message
 /* "'a' (Add) -> 'b' (Mul) -> 'a' (Add)": the nodes on the path from the one that is met again. */
 static tn_status refuse_cycle(const onnx_text *messages, const int32_t *path, int32_t depth, int32_t again) {
     enum { SHOWN = 8, LONGEST = 80 };
-    tn_str text = {0};
+    AUTO_STR tn_str text = {0};
     int32_t from = 0;
     while (path[from] != again)
         from++;
@@ -949,10 +949,7 @@ static tn_status refuse_cycle(const onnx_text *messages, const int32_t *path, in
         tn_str_add(&text, "%s'%.*s' (%.*s)", i > from ? " -> " : "", (int)tn_min64((int64_t)name.size, LONGEST),
                    name.size ? name.at : "", (int)tn_min64((int64_t)type.size, LONGEST), type.size ? type.at : "");
     }
-    tn_status status =
-        tn_fail(TN_ERR_FORMAT, "nodes form a cycle, in which each reads the next: %s", tn_str_text(&text));
-    tn_str_free(&text);
-    return status;
+    return tn_fail(TN_ERR_FORMAT, "nodes form a cycle, in which each reads the next: %s", tn_str_text(&text));
 }
 
 /* Depth first: a node comes behind all that it reads. path and next (the edge to follow of each node): count entries
@@ -1095,7 +1092,7 @@ static int by_own_name(const void *a, const void *b) {
 
 /* A name that occurs once stays; of others, those in subgraphs take their path. */
 static tn_status choose_names(tn_onnx *m) {
-    onnx_weight **sorted = tn_mem_alloc((size_t)m->weight_count * sizeof *sorted + 1);
+    AUTO_FREE onnx_weight **sorted = tn_mem_alloc((size_t)m->weight_count * sizeof *sorted + 1);
     if (!sorted) return TN_ERR_MEMORY;
     for (int i = 0; i < m->weight_count; i++)
         sorted[i] = &m->weights[i];
@@ -1105,7 +1102,6 @@ static tn_status choose_names(tn_onnx *m) {
                      (i + 1 == m->weight_count || strcmp(sorted[i + 1]->own, sorted[i]->own) != 0);
         if (!sorted[i]->name) sorted[i]->name = alone ? sorted[i]->own : sorted[i]->path;
     }
-    tn_mem_free(sorted);
     return TN_OK;
 }
 

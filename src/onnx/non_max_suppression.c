@@ -237,7 +237,8 @@ static tn_status put_kept(onnx_call *c, const suppression *s) {
     int64_t shape[2] = {0, 3};
     for (int64_t i = 0; i < s->batches * s->classes; i++)
         shape[0] += s->counts[i];
-    int64_t *out = tn_mem_alloc((size_t)tn_max64(shape[0], 1) * 3 * sizeof *out), *at = out;
+    AUTO_FREE int64_t *out = tn_mem_alloc((size_t)tn_max64(shape[0], 1) * 3 * sizeof *out);
+    int64_t *at = out;
     if (!out) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < s->batches * s->classes; i++)
         for (int64_t k = 0; k < s->counts[i]; k++) {
@@ -245,9 +246,7 @@ static tn_status put_kept(onnx_call *c, const suppression *s) {
             *at++ = i % s->classes;
             *at++ = s->kept[i][k];
         }
-    tn_status status = onnx_put(c, 0, tn_from_data(out, shape, 2, TN_I64));
-    tn_mem_free(out);
-    return status;
+    return onnx_put(c, 0, tn_from_data(out, shape, 2, TN_I64));
 }
 
 tn_status onnx_non_max_suppression(onnx_call *c) {

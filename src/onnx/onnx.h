@@ -175,7 +175,9 @@ onnx_value *onnx_value_sequence(onnx_value *const *items, int64_t count, onnx_ty
 onnx_value *onnx_value_optional(onnx_value *item); /* NULL: empty */
 onnx_value *onnx_value_map(onnx_value *keys, onnx_value *const *items, int64_t count);
 onnx_value *onnx_value_retain(onnx_value *v);
-void onnx_value_release(onnx_value *v); /* NULL is fine */
+void onnx_value_release(onnx_value *v);               /* NULL is fine */
+#define AUTO_VALUE AUTO_CALL(onnx_value_release_held) /* as AUTO_FREE */
+static inline void onnx_value_release_held(onnx_value **v) { onnx_value_release(*v); }
 onnx_type onnx_type_of(tn_dtype t);
 
 /* ---- operators (onnx_*.c) ---------------------------------------------------------------------------------------- */

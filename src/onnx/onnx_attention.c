@@ -178,14 +178,12 @@ tn_status onnx_attention(onnx_call *c) {
 static tn_status modified(onnx_call *c, const char *name, tn_tensor **t) {
     const onnx_attribute *a = onnx_find(c, name);
     if (!a || !a->graphs) return TN_OK;
-    onnx_value *in = onnx_value_tensor(*t, onnx_type_of(tn_dtype_of(*t))), *out = NULL;
+    AUTO_VALUE onnx_value *in = onnx_value_tensor(*t, onnx_type_of(tn_dtype_of(*t))), *out = NULL;
     if (!in) return tn_error_code();
-    tn_status status = onnx_call_graph(c, a->graphs[0], &in, 1, &out, 1);
-    if (status == TN_OK && out->kind != ONNX_TENSOR) status = onnx_refuse(c, "%s did not return a tensor", name);
-    if (status == TN_OK) *t = tn_detach(out->tensor);
-    onnx_value_release(in);
-    onnx_value_release(out);
-    return status;
+    TRY(onnx_call_graph(c, a->graphs[0], &in, 1, &out, 1));
+    if (out->kind != ONNX_TENSOR) return onnx_refuse(c, "%s did not return a tensor", name);
+    *t = tn_detach(out->tensor);
+    return TN_OK;
 }
 
 static tn_status flex_attention(onnx_call *c) {

@@ -68,7 +68,7 @@ static tn_status run_if(onnx_call *c) {
     TRY(onnx_read_int(c, 0, 0, &condition));
     TRY(subgraph(c, condition ? "then_branch" : "else_branch", &g));
     if (g->output_count < c->out_count) return onnx_refuse(c, "its branch has only %d outputs", g->output_count);
-    onnx_value **out = tn_mem_zalloc((size_t)g->output_count, sizeof(onnx_value *));
+    AUTO_FREE onnx_value **out = tn_mem_zalloc((size_t)g->output_count, sizeof(onnx_value *));
     if (!out) return TN_ERR_MEMORY;
     tn_status status = onnx_call_graph(c, g, NULL, 0, out, g->output_count);
     for (int k = 0; k < g->output_count; k++) {
@@ -77,7 +77,6 @@ static tn_status run_if(onnx_call *c) {
         else
             onnx_value_release(out[k]);
     }
-    tn_mem_free(out);
     return status;
 }
 
@@ -207,20 +206,16 @@ static tn_status put_gathered(looping *l, int k, uint8_t level, int64_t axis, bo
         return onnx_put(l->c, output, nothing_gathered(l, k, (int)axis));
     }
     if (list->count > INT_MAX) return onnx_refuse(l->c, "more than 2^31 steps");
-    tn_tensor **tensors = tn_mem_alloc(list->count * sizeof(tn_tensor *));
+    AUTO_FREE tn_tensor **tensors = tn_mem_alloc(list->count * sizeof(tn_tensor *));
     if (!tensors) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < list->count && status == TN_OK; i++) {
+    for (size_t i = 0; i < list->count; i++) {
         const onnx_value *v = list->at[reverse ? list->count - 1 - i : i];
-        if (v->kind != ONNX_TENSOR) status = onnx_refuse(l->c, "output %d of its body is not a tensor of numbers", k);
+        if (v->kind != ONNX_TENSOR) return onnx_refuse(l->c, "output %d of its body is not a tensor of numbers", k);
         tensors[i] = v->tensor;
         level = least(level, v->fixed);
     }
     l->c->fixed = level;
-    if (status == TN_OK)
-        status = onnx_put_typed(l->c, output, tn_stack(tensors, (int)list->count, axis), list->at[0]->type);
-    tn_mem_free(tensors);
-    return status;
+    return onnx_put_typed(l->c, output, tn_stack(tensors, (int)list->count, axis), list->at[0]->type);
 }
 
 static onnx_value *number_value(tn_tensor *t, onnx_type type, uint8_t level) {
@@ -260,7 +255,9 @@ static tn_status run_steps(looping *l, int64_t most, int64_t condition, uint8_t 
     return TN_OK;
 }
 
-static tn_status loop(looping *l, onnx_call *c) {
+static tn_status run_loop(onnx_call *c) {
+    AUTO_CALL(looping_end) looping state = {0};
+    looping *l = &state;
     int64_t most = INT64_MAX, condition = 1;
     TRY(looping_begin(l, c, 2, 1, (int)tn_max64(c->in_count - 2, 0)));
     TRY(check_type(c, 0, ONNX_INT64));
@@ -282,13 +279,6 @@ static tn_status loop(looping *l, onnx_call *c) {
     for (int k = 0; k < l->gathered; k++)
         TRY(put_gathered(l, k, level, 0, false));
     return TN_OK;
-}
-
-static tn_status run_loop(onnx_call *c) {
-    looping l = {0};
-    tn_status status = loop(&l, c);
-    looping_end(&l);
-    return status;
 }
 
 /* ---- Scan -------------------------------------------------------------------------------------------------------- */
@@ -347,10 +337,8 @@ static tn_status scan(looping *l, onnx_call *c, onnx_value *const *inputs, int c
 }
 
 static tn_status run_scan(onnx_call *c) {
-    looping l = {0};
-    tn_status status = scan(&l, c, c->in, c->in_count);
-    looping_end(&l);
-    return status;
+    AUTO_CALL(looping_end) looping l = {0};
+    return scan(&l, c, c->in, c->in_count);
 }
 
 /* ---- Scan of opset 8: over a batch, with lengths ---------------------------------------------------------------- */
@@ -395,12 +383,11 @@ static tn_status run_scan_8(onnx_call *c) {
     if (onnx_has(c, 0)) return onnx_refuse(c, "lengths of sequences are not supported (Scan of opset 8)");
     int64_t batch = c->in_count > 1 && onnx_has(c, 1) ? tn_size(onnx_in(c, 1), 0) : -1, slots;
     if (batch < 1 || tn_mul_overflow(batch, c->out_count, &slots)) return onnx_refuse(c, "it has an empty batch");
-    onnx_value **items = tn_mem_zalloc((size_t)c->in_count, sizeof(onnx_value *));
-    onnx_value **outs = tn_mem_zalloc((size_t)slots, sizeof(onnx_value *));
+    AUTO_FREE onnx_value **items = tn_mem_zalloc((size_t)c->in_count, sizeof(onnx_value *));
+    AUTO_FREE onnx_value **outs = tn_mem_zalloc((size_t)slots, sizeof(onnx_value *));
     tn_status status = items && outs ? scan_batch(c, batch, items, outs) : TN_ERR_MEMORY;
     release_all(items, c->in_count);
     release_all(outs, (int)tn_min64(slots, INT_MAX));
-    tn_mem_free_each(items, outs);
     return status;
 }
 

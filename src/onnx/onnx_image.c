@@ -559,25 +559,21 @@ static tn_status roi_align(onnx_call *c) {
                      .shift = half ? 0.5 : 0,
                      .one_at_least = !half,
                      .max = onnx_is(onnx_string(c, "mode", "avg"), "max")};
-    double *box = NULL;
-    int64_t *image = NULL, images = 0;
-    boxes_places p = {0};
+    AUTO_FREE double *box = NULL;
+    AUTO_FREE int64_t *image = NULL;
+    int64_t images = 0;
+    AUTO_CALL(free_places) boxes_places p = {0};
     if (a.high < 1 || a.wide < 1 || a.high > 4096 || a.wide > 4096 || a.ratio > 4096)
         return onnx_refuse(c, "a result of %lld × %lld is not supported", (long long)a.high, (long long)a.wide);
     p.results = a.high * a.wide;
-    tn_status s = read_boxes(c, 4, &box, &p.boxes);
-    if (s == TN_OK) s = onnx_read_ints(c, 2, &image, &images, INT32_MAX);
-    if (s == TN_OK && images != p.boxes)
-        s = onnx_refuse(c, "%lld boxes, but %lld batch indices", (long long)p.boxes, (long long)images);
-    if (s == TN_OK) s = fill_boxes(c, &a, box, image, onnx_in(c, 0), &p);
-    if (s == TN_OK) {
-        tn_tensor *v = looked_up(onnx_in(c, 0), &p);
-        v = a.max ? tn_amax(v, &last, 1, false) : tn_sum(v, &last, 1, false);
-        s = onnx_put(c, 0, as_boxes(v, a.high, a.wide));
-    }
-    free_places(&p);
-    tn_mem_free_each(box, image);
-    return s;
+    TRY(read_boxes(c, 4, &box, &p.boxes));
+    TRY(onnx_read_ints(c, 2, &image, &images, INT32_MAX));
+    if (images != p.boxes)
+        return onnx_refuse(c, "%lld boxes, but %lld batch indices", (long long)p.boxes, (long long)images);
+    TRY(fill_boxes(c, &a, box, image, onnx_in(c, 0), &p));
+    tn_tensor *v = looked_up(onnx_in(c, 0), &p);
+    v = a.max ? tn_amax(v, &last, 1, false) : tn_sum(v, &last, 1, false);
+    return onnx_put(c, 0, as_boxes(v, a.high, a.wide));
 }
 
 /* ---- MaxRoiPool -------------------------------------------------------------------------------------------------- */
@@ -627,20 +623,16 @@ static tn_status fill_pools(const onnx_call *c, const double *box, const int64_t
 
 static tn_status max_roi_pool(onnx_call *c) {
     const int64_t last = 3;
-    double *box = NULL;
+    AUTO_FREE double *box = NULL;
     int64_t bins[2];
-    boxes_places p = {0};
+    AUTO_CALL(free_places) boxes_places p = {0};
     TRY(onnx_ints_of(c, "pooled_shape", 2, 0, bins));
     if (bins[0] < 1 || bins[1] < 1)
         return onnx_refuse(c, "a result of %lld × %lld is not supported", (long long)bins[0], (long long)bins[1]);
     p.results = bins[0] * bins[1];
-    tn_status s = read_boxes(c, 5, &box, &p.boxes);
-    if (s == TN_OK) s = fill_pools(c, box, bins, onnx_float(c, "spatial_scale", 1), &p);
-    if (s == TN_OK)
-        s = onnx_put(c, 0, as_boxes(tn_amax(looked_up(onnx_in(c, 0), &p), &last, 1, false), bins[0], bins[1]));
-    free_places(&p);
-    tn_mem_free(box);
-    return s;
+    TRY(read_boxes(c, 5, &box, &p.boxes));
+    TRY(fill_pools(c, box, bins, onnx_float(c, "spatial_scale", 1), &p));
+    return onnx_put(c, 0, as_boxes(tn_amax(looked_up(onnx_in(c, 0), &p), &last, 1, false), bins[0], bins[1]));
 }
 
 /* ==== sampling: GridSample, DeformConv, AffineGrid ================================================================ */

@@ -17,19 +17,18 @@ static tn_tensor *from_front(const tn_tensor *index, int64_t size) {
 /* Constant indices are known before anything is computed: one outside its dimension is an error. Input i holds tuples
  * of `width` indices for dims from, from + 1 … of x; width 0: single indices for dim `from`. */
 static tn_status check_constant(const onnx_call *c, int i, const tn_tensor *x, int from, int width) {
-    int64_t *list, count;
+    AUTO_FREE int64_t *list = NULL;
+    int64_t count;
     if (!onnx_has(c, i) || c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
     TRY(onnx_read_ints(c, i, &list, &count, INT64_MAX));
-    tn_status status = TN_OK;
-    for (int64_t k = 0; k < count && status == TN_OK; k++) {
+    for (int64_t k = 0; k < count; k++) {
         int dim = from + (int)(width ? k % width : 0);
         int64_t size = tn_rank(x) ? tn_size(x, dim) : 1;
         if (list[k] < -size || list[k] >= size)
-            status = onnx_refuse(c, "index %lld (element %lld of input %d) is outside dimension %d of extent %lld",
-                                 (long long)list[k], (long long)k, i, dim, (long long)size);
+            return onnx_refuse(c, "index %lld (element %lld of input %d) is outside dimension %d of extent %lld",
+                               (long long)list[k], (long long)k, i, dim, (long long)size);
     }
-    tn_mem_free(list);
-    return status;
+    return TN_OK;
 }
 
 /* 0, 1, 2 … along a dimension of tensors of this rank. */
@@ -302,9 +301,10 @@ typedef struct finding {
     int64_t *before, *places; /* found before each piece; [rank, found] */
     int rank;
 } finding;
+static void free_finding(finding *f) { tn_mem_free_each(f->holds, f->places, f->before); }
 
 static tn_status read_truth(const onnx_call *c, const tn_tensor *x, uint8_t **out) {
-    double *numbers;
+    AUTO_FREE double *numbers = NULL;
     int64_t count = tn_numel(x);
     if (count > MOST_READ) return onnx_refuse(c, "%lld elements; the limit is %d", (long long)count, MOST_READ);
     *out = tn_mem_alloc((size_t)tn_max64(count, 1));
@@ -314,7 +314,6 @@ static tn_status read_truth(const onnx_call *c, const tn_tensor *x, uint8_t **ou
     TRY(onnx_read_floats(c, 0, &numbers, &count, MOST_READ));
     for (int64_t i = 0; i < count; i++)
         (*out)[i] = numbers[i] != 0;
-    tn_mem_free(numbers);
     return TN_OK;
 }
 
@@ -368,16 +367,14 @@ static tn_status find_places(finding *f) {
 /* Where x is not 0: [rank, count], in row-major order. */
 tn_status onnx_non_zero(onnx_call *c) {
     const tn_tensor *x;
-    finding f = {0};
+    AUTO_CALL(free_finding) finding f = {0};
     TRY(onnx_need(c, 0, &x));
     f.rank = tn_rank(x);
     if (f.rank) memcpy(f.shape, tn_shape(x), (size_t)f.rank * sizeof *f.shape);
     f.count = tn_numel(x);
-    tn_status status = read_truth(c, x, &f.holds);
-    if (status == TN_OK) status = find_places(&f);
-    if (status == TN_OK) status = onnx_put(c, 0, tn_from_data(f.places, (int64_t[]){f.rank, f.found}, 2, TN_I64));
-    tn_mem_free_each(f.holds, f.places, f.before);
-    return status;
+    TRY(read_truth(c, x, &f.holds));
+    TRY(find_places(&f));
+    return onnx_put(c, 0, tn_from_data(f.places, (int64_t[]){f.rank, f.found}, 2, TN_I64));
 }
 
 /* The slices along axis, or elements, for which the condition holds. */
@@ -427,14 +424,13 @@ typedef struct unique {
 
 /* Groups of equal items in ascending order. */
 static tn_status group_items(const items *all, unique *u) {
-    int64_t *order;
+    AUTO_FREE int64_t *order = NULL;
     TRY(onnx_sort(all->count, item_before, all, &order));
     for (int64_t i = 0; i < all->count; i++) {
         if (i == 0 || compare_items(all, order[i - 1], order[i]) != 0) u->first[u->groups++] = order[i];
         u->inverse[order[i]] = u->groups - 1;
         u->counts[u->groups - 1]++;
     }
-    tn_mem_free(order);
     return TN_OK;
 }
 

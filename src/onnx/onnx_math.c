@@ -257,13 +257,13 @@ static bool one_hot_is_whole(const tn_tensor *t) { return tn_dtype_of(t) == TN_I
 /* Is input i a constant 0, 1, 2 … along its last dim? */
 static bool counts_up(const onnx_call *c, int i) {
     const tn_tensor *t = c->in[i]->tensor;
-    int64_t n = tn_numel(t), *list = NULL, count = 0;
+    int64_t n = tn_numel(t), count = 0;
+    AUTO_FREE int64_t *list = NULL;
     if (c->in[i]->fixed != ONNX_CONSTANT || tn_rank(t) < 1 || n < 2 || n > MOST_ROWS || tn_size(t, -1) != n)
         return false;
     bool up = onnx_read_ints(c, i, &list, &count, MOST_ROWS) == TN_OK && count == n;
     for (int64_t k = 0; up && k < n; k++)
         up = list[k] == k;
-    tn_mem_free(list);
     return up;
 }
 
@@ -290,18 +290,15 @@ static tn_status equal_numbers(onnx_call *c) {
 
 /* Texts are equal where their ranks among all are. */
 static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value *y) {
-    int64_t all = x->count + y->count, *ranks = NULL;
-    onnx_text *texts = tn_mem_zalloc((size_t)all, sizeof *texts);
+    int64_t all = x->count + y->count;
+    AUTO_FREE int64_t *ranks = NULL;
+    AUTO_FREE onnx_text *texts = tn_mem_zalloc((size_t)all, sizeof *texts);
     if (!texts) return TN_ERR_MEMORY;
     if (x->count) memcpy(texts, x->strings, (size_t)x->count * sizeof *texts);
     if (y->count) memcpy(texts + x->count, y->strings, (size_t)y->count * sizeof *texts);
-    tn_status status = onnx_text_ranks(texts, all, &ranks);
-    if (status == TN_OK) {
-        tn_tensor *a = tn_from_data(ranks, x->shape, x->rank, TN_I64);
-        status = onnx_put(c, 0, tn_eq(a, tn_from_data(ranks + x->count, y->shape, y->rank, TN_I64)));
-    }
-    tn_mem_free_each(ranks, texts);
-    return status;
+    TRY(onnx_text_ranks(texts, all, &ranks));
+    tn_tensor *a = tn_from_data(ranks, x->shape, x->rank, TN_I64);
+    return onnx_put(c, 0, tn_eq(a, tn_from_data(ranks + x->count, y->shape, y->rank, TN_I64)));
 }
 
 static tn_status equal(onnx_call *c) {

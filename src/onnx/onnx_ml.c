@@ -33,8 +33,7 @@ tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out) {
     if (total <= ONNX_MOST_NUMBERS && onnx_reads_freely(c, i)) {
         out->at = tn_mem_alloc((size_t)tn_max64(total, 1) * sizeof *out->at);
         if (!out->at) return TN_ERR_MEMORY;
-        tn_status status = tn_read(tn_cast(x, TN_F64), out->at, (size_t)total * sizeof *out->at);
-        if (status != TN_OK) return tn_mem_free(out->at), status;
+        TRY(tn_read(tn_cast(x, TN_F64), out->at, (size_t)total * sizeof *out->at));
     } else {
         TRY(onnx_read_floats(c, i, &out->at, &total, ONNX_MOST_NUMBERS));
     }
@@ -47,13 +46,11 @@ static tn_status put_floats(onnx_call *c, int k, const double *values, const int
     int64_t count = 1;
     for (int d = 0; d < rank; d++)
         count *= shape[d];
-    float *copy = tn_mem_zalloc((size_t)count, sizeof *copy);
+    AUTO_FREE float *copy = tn_mem_zalloc((size_t)count, sizeof *copy);
     if (!copy) return tn_error_code();
     for (int64_t i = 0; i < count; i++)
         copy[i] = (float)values[i];
-    tn_status status = onnx_put(c, k, tn_from_data(copy, shape, rank, TN_F32));
-    tn_mem_free(copy);
-    return status;
+    return onnx_put(c, k, tn_from_data(copy, shape, rank, TN_F32));
 }
 
 tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows, tn_dtype dtype) {
@@ -177,13 +174,11 @@ tn_status onnx_put_labels(onnx_call *c, int k, const char *ints_name, const int6
                          *ints = onnx_find_list(c, ints_name, ONNX_KIND_INTS);
     if (texts && texts->count)
         return put_texts(c, k, texts->strings, texts->count, (onnx_text){"", 0}, places, &count, 1);
-    int64_t *labels = tn_mem_zalloc((size_t)count, sizeof *labels);
+    AUTO_FREE int64_t *labels = tn_mem_zalloc((size_t)count, sizeof *labels);
     if (!labels) return tn_error_code();
     for (int64_t i = 0; i < count; i++)
         labels[i] = ints && (size_t)places[i] < ints->count ? ints->ints[places[i]] : places[i];
-    tn_status status = onnx_put(c, k, tn_from_data(labels, &count, 1, TN_I64));
-    tn_mem_free(labels);
-    return status;
+    return onnx_put(c, k, tn_from_data(labels, &count, 1, TN_I64));
 }
 
 /* ---- linear models ----------------------------------------------------------------------------------------------- */
@@ -202,30 +197,27 @@ static void multiply_ml(const onnx_rows *x, const double *weights, const double 
 
 /* The products of x with the node's coefficients, [rows, targets]. */
 static tn_status score(const onnx_call *c, const onnx_rows *x, int64_t targets, onnx_rows *out) {
-    double *weights = NULL, *bias = NULL;
+    AUTO_FREE double *weights = NULL, *bias = NULL;
     int64_t weight_count, bias_count = 0;
-    tn_status status = onnx_numbers_of(c, "coefficients", &weights, &weight_count);
-    if (status == TN_OK) status = onnx_numbers_of(c, "intercepts", &bias, &bias_count);
+    TRY(onnx_numbers_of(c, "coefficients", &weights, &weight_count));
+    TRY(onnx_numbers_of(c, "intercepts", &bias, &bias_count));
     if (targets <= 0 && x->width) targets = weight_count / x->width;
-    if (status == TN_OK && (targets <= 0 || weight_count / targets != x->width || weight_count % targets))
-        status = tn_fail(TN_ERR_SHAPE, "%s: %lld coefficients do not fit %lld features", c->row->name,
-                         (long long)weight_count, (long long)x->width);
-    if (status == TN_OK) status = onnx_make_rows(x->count, targets, out);
-    if (status == TN_OK) multiply_ml(x, weights, bias, bias_count, out);
-    tn_mem_free_each(weights, bias);
-    return status;
+    if (targets <= 0 || weight_count / targets != x->width || weight_count % targets)
+        return tn_fail(TN_ERR_SHAPE, "%s: %lld coefficients do not fit %lld features", c->row->name,
+                       (long long)weight_count, (long long)x->width);
+    TRY(onnx_make_rows(x->count, targets, out));
+    multiply_ml(x, weights, bias, bias_count, out);
+    return TN_OK;
 }
 
 static tn_status run_linear_regressor(onnx_call *c) {
-    onnx_rows x, y = {0};
+    AUTO_ROWS onnx_rows x = {0}, y = {0};
     onnx_transform t = onnx_transform_of(c);
     TRY(onnx_read_rows(c, 0, &x));
-    tn_status status = score(c, &x, onnx_int(c, "targets", 1), &y);
+    TRY(score(c, &x, onnx_int(c, "targets", 1), &y));
     for (int64_t i = 0; i < y.count; i++)
         onnx_transform_row(t, y.at + i * y.width, y.width);
-    if (status == TN_OK) status = onnx_put_rows(c, 0, &y, TN_F32);
-    tn_mem_free_each(x.at, y.at);
-    return status;
+    return onnx_put_rows(c, 0, &y, TN_F32);
 }
 
 static tn_status put_classes(onnx_call *c, const onnx_rows *y, const onnx_rows *both) {
@@ -247,14 +239,11 @@ static tn_status put_classes(onnx_call *c, const onnx_rows *y, const onnx_rows *
 }
 
 static tn_status run_linear_classifier(onnx_call *c) {
-    onnx_rows x, y = {0}, both = {0};
+    AUTO_ROWS onnx_rows x = {0}, y = {0}, both = {0};
     TRY(onnx_read_rows(c, 0, &x));
-    tn_status status = score(c, &x, 0, &y);
-    if (status == TN_OK && y.width == 1 && onnx_label_count(c, "classlabels_ints") == 2)
-        status = onnx_make_rows(y.count, 2, &both);
-    if (status == TN_OK) status = put_classes(c, &y, &both);
-    tn_mem_free_each(x.at, y.at, both.at);
-    return status;
+    TRY(score(c, &x, 0, &y));
+    if (y.width == 1 && onnx_label_count(c, "classlabels_ints") == 2) TRY(onnx_make_rows(y.count, 2, &both));
+    return put_classes(c, &y, &both);
 }
 
 /* ---- over whole tensors ------------------------------------------------------------------------------------------ */
@@ -352,6 +341,7 @@ typedef struct labels {
     int64_t count;
     int (*by)(const void *a, const void *b);
 } labels;
+static void free_labels(labels *l) { tn_mem_free(l->sorted); }
 
 static int by_text(const void *a, const void *b) {
     const onnx_text *x = &((const label *)a)->text, *y = &((const label *)b)->text;
@@ -406,22 +396,21 @@ static tn_status labels_of(const onnx_call *c, const onnx_attribute *a, int64_t 
     const onnx_value *t = a ? a->tensor : NULL;
     const onnx_text *texts = t && t->kind == ONNX_STRINGS ? t->strings : is_texts(a) ? a->strings : NULL;
     bool floats = t && t->tensor ? tn_dtype_is_float(tn_dtype_of(t->tensor)) : a && a->floats;
-    double *numbers = NULL;
+    AUTO_FREE double *numbers = NULL;
     if (t && t->tensor)
         TRY(read_tensor(c, t->tensor, &numbers, &count));
     else if (a)
         count = t ? t->count : (int64_t)a->count;
-    tn_status status = make_labels(count, texts ? by_text : floats ? by_number : by_integer, out);
-    for (int64_t i = 0; i < count && status == TN_OK; i++) {
+    TRY(make_labels(count, texts ? by_text : floats ? by_number : by_integer, out));
+    for (int64_t i = 0; i < count; i++) {
         label *l = &out->sorted[i];
         if (texts) l->text = texts[i];
         if (a && a->floats) l->number = (double)a->floats[i];
         if (numbers) l->number = numbers[i];
         l->integer = numbers && !floats ? (int64_t)numbers[i] : a && a->ints ? a->ints[i] : a ? 0 : i;
     }
-    tn_mem_free(numbers);
-    if (status == TN_OK) sort_labels(out);
-    return status;
+    sort_labels(out);
+    return TN_OK;
 }
 
 typedef struct places {
@@ -429,13 +418,14 @@ typedef struct places {
     int64_t shape[TN_MAX_RANK], count;
     int rank;
 } places;
+static void free_places_ml(places *p) { tn_mem_free(p->at); }
 
 /* Where each element of input 0 stands among the keys; the number of keys where it does not. */
 static tn_status look_up(const onnx_call *c, const labels *l, places *out) {
     const onnx_value *x = onnx_has(c, 0) ? c->in[0] : NULL;
     bool texts = x && x->kind == ONNX_STRINGS;
-    double *numbers = NULL;
-    int64_t *integers = NULL;
+    AUTO_FREE double *numbers = NULL;
+    AUTO_FREE int64_t *integers = NULL;
     if (!x || texts != (l->by == by_text))
         return tn_fail(TN_ERR_FORMAT, "%s: the input does not have the type of the keys", c->row->name);
     const tn_tensor *t = texts ? NULL : onnx_in(c, 0);
@@ -456,7 +446,6 @@ static tn_status look_up(const onnx_call *c, const labels *l, places *out) {
         if (integers) key.integer = integers[i];
         (void)find_label(l, &key, &out->at[i]);
     }
-    tn_mem_free_each(numbers, integers);
     return out->at ? TN_OK : tn_error_code();
 }
 
@@ -479,8 +468,7 @@ static tn_status put_picked(onnx_call *c, tn_tensor *values, tn_tensor *otherwis
     int64_t one = 1;
     tn_tensor *last = tn_reshape(otherwise, &one, 1), *all = tn_cat((tn_tensor *[]){values, last}, 2, 0);
     tn_tensor *index = tn_from_data(p->at, &p->count, 1, TN_I64), *flat = tn_index_select(all, 0, index);
-    tn_status status = onnx_put_typed(c, 0, tn_reshape(flat, p->shape, p->rank), type);
-    return status;
+    return onnx_put_typed(c, 0, tn_reshape(flat, p->shape, p->rank), type);
 }
 
 /* Values out of an attribute (NULL: 0, 1, 2 …), picked by place. */
@@ -507,26 +495,22 @@ static tn_status put_values(onnx_call *c, const onnx_attribute *a, int64_t count
     }
     if (a && !a->ints) return tn_fail(TN_ERR_FORMAT, "%s: the values have an unknown type", c->row->name);
     int64_t last = onnx_int(c, "default_int64", -1), n = a ? (int64_t)a->count : count;
-    int64_t *order = a ? NULL : tn_mem_zalloc((size_t)n, sizeof *order);
+    AUTO_FREE int64_t *order = a ? NULL : tn_mem_zalloc((size_t)n, sizeof *order);
     if (!a && !order) return tn_error_code();
     for (int64_t i = 0; i < n && order; i++)
         order[i] = i;
-    tn_status status = put_picked(c, tn_from_data(a ? a->ints : order, &n, 1, TN_I64),
-                                  tn_from_data(&last, NULL, 0, TN_I64), p, ONNX_INT64);
-    tn_mem_free(order);
-    return status;
+    return put_picked(c, tn_from_data(a ? a->ints : order, &n, 1, TN_I64), tn_from_data(&last, NULL, 0, TN_I64), p,
+                      ONNX_INT64);
 }
 
 static tn_status encode_ml(onnx_call *c, const onnx_attribute *keys, const onnx_attribute *values, int64_t count) {
-    labels l = {0};
-    places p = {0};
-    tn_status status = labels_of(c, keys, count, &l);
-    if (status == TN_OK && values && length_of(values) != l.count)
-        status = tn_fail(TN_ERR_FORMAT, "%s: keys and values must have the same length", c->row->name);
-    if (status == TN_OK) status = look_up(c, &l, &p);
-    if (status == TN_OK) status = put_values(c, values, l.count, &p);
-    tn_mem_free_each(l.sorted, p.at);
-    return status;
+    AUTO_CALL(free_labels) labels l = {0};
+    AUTO_CALL(free_places_ml) places p = {0};
+    TRY(labels_of(c, keys, count, &l));
+    if (values && length_of(values) != l.count)
+        return tn_fail(TN_ERR_FORMAT, "%s: keys and values must have the same length", c->row->name);
+    TRY(look_up(c, &l, &p));
+    return put_values(c, values, l.count, &p);
 }
 
 static tn_status run_label_encoder(onnx_call *c) {
@@ -556,42 +540,38 @@ static tn_status run_category_mapper(onnx_call *c) {
 }
 
 static tn_status put_one_hot(onnx_call *c, const places *p, int64_t classes) {
-    onnx_rows y;
+    AUTO_ROWS onnx_rows y = {0};
     int64_t shape[TN_MAX_RANK];
     bool zeros = onnx_int(c, "zeros", 1) != 0;
     if (p->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "an input of rank %d is not supported", p->rank);
     TRY(onnx_make_rows(p->count, classes, &y));
-    tn_status status = TN_OK;
     for (int64_t i = 0; i < p->count; i++) {
         if (p->at[i] < classes)
             y.at[i * classes + p->at[i]] = 1;
         else if (!zeros)
-            status = tn_fail(TN_ERR_ARGUMENT, "OneHotEncoder: element %lld is not a known category", (long long)i);
+            return tn_fail(TN_ERR_ARGUMENT, "OneHotEncoder: element %lld is not a known category", (long long)i);
     }
     memcpy(shape, p->shape, sizeof shape);
     shape[p->rank] = classes;
-    if (status == TN_OK) status = put_floats(c, 0, y.at, shape, p->rank + 1);
-    tn_mem_free(y.at);
-    return status;
+    return put_floats(c, 0, y.at, shape, p->rank + 1);
 }
 
 static tn_status run_one_hot(onnx_call *c) {
     static const char *const names[] = {"cats_strings", "cats_int64s"};
-    labels l = {0};
-    places p = {0};
+    AUTO_CALL(free_labels) labels l = {0};
+    AUTO_CALL(free_places_ml) places p = {0};
     const onnx_attribute *keys = first_of(c, names, 2);
     if (!keys) return tn_fail(TN_ERR_FORMAT, "OneHotEncoder: the categories are missing");
-    tn_status status = labels_of(c, keys, 0, &l);
-    if (status == TN_OK) status = look_up(c, &l, &p);
-    if (status == TN_OK) status = put_one_hot(c, &p, l.count);
-    tn_mem_free_each(l.sorted, p.at);
-    return status;
+    TRY(labels_of(c, keys, 0, &l));
+    TRY(look_up(c, &l, &p));
+    return put_one_hot(c, &p, l.count);
 }
 
 /* ---- maps -------------------------------------------------------------------------------------------------------- */
 
 static onnx_value *map_of_row(onnx_value *keys, const double *row, int64_t n) {
-    onnx_value **items = tn_mem_zalloc((size_t)n, sizeof(onnx_value *)), *map = NULL;
+    AUTO_FREE onnx_value **items = tn_mem_zalloc((size_t)n, sizeof(onnx_value *));
+    onnx_value *map = NULL;
     int64_t made = 0;
     for (; items && made < n; made++) {
         float v = (float)row[made];
@@ -603,7 +583,6 @@ static onnx_value *map_of_row(onnx_value *keys, const double *row, int64_t n) {
     else
         while (made > 0)
             onnx_value_release(items[--made]);
-    tn_mem_free(items);
     return map;
 }
 
@@ -617,9 +596,10 @@ static onnx_value *keys_of(const onnx_call *c) {
 }
 
 static tn_status run_zip_map(onnx_call *c) {
-    onnx_rows x;
+    AUTO_ROWS onnx_rows x = {0};
     TRY(onnx_read_rows(c, 0, &x));
-    onnx_value *keys = keys_of(c), **maps = tn_mem_zalloc((size_t)x.count, sizeof(onnx_value *));
+    AUTO_FREE onnx_value **maps = tn_mem_zalloc((size_t)x.count, sizeof(onnx_value *));
+    AUTO_VALUE onnx_value *keys = keys_of(c);
     int64_t count = keys ? (keys->kind == ONNX_STRINGS ? keys->count : tn_numel(keys->tensor)) : 0, made = 0;
     tn_status status = keys && maps ? TN_OK : tn_error_code();
     if (status == TN_OK && count != x.width)
@@ -633,8 +613,6 @@ static tn_status run_zip_map(onnx_call *c) {
     if (status == TN_OK) status = list ? onnx_put_value(c, 0, list) : tn_error_code();
     for (int64_t i = 0; i < made && !list; i++)
         onnx_value_release(maps[i]);
-    tn_mem_free_each(maps, x.at);
-    onnx_value_release(keys);
     return status;
 }
 
@@ -663,7 +641,7 @@ static tn_status need_map(const onnx_call *c, const onnx_value **map) {
 /* [1, count]: at each place the value that `from` names, 0 for −1. Zeros in a row are one part, for a file may ask for
  * millions of them. */
 static tn_status put_values_at(onnx_call *c, const onnx_value *map, const int64_t *from, int64_t count, tn_dtype as) {
-    tn_tensor **parts = tn_mem_zalloc((size_t)count + 1, sizeof *parts);
+    AUTO_FREE tn_tensor **parts = tn_mem_zalloc((size_t)count + 1, sizeof *parts);
     if (!parts) return tn_error_code();
     int64_t n = 0, end;
     for (int64_t i = 0; i < count; i = end) {
@@ -675,14 +653,13 @@ static tn_status put_values_at(onnx_call *c, const onnx_value *map, const int64_
         end += !zeros;
     }
     tn_tensor *row = n ? onnx_joined(parts, n, 0, false) : tn_zeros(TN_DIMS(0), as);
-    tn_status status = onnx_put(c, 0, tn_reshape(row, TN_DIMS(1, count)));
-    tn_mem_free(parts);
-    return status;
+    return onnx_put(c, 0, tn_reshape(row, TN_DIMS(1, count)));
 }
 
 /* Where each word of the vocabulary stands in the map: −1 for nowhere. */
 static tn_status find_words(const onnx_call *c, const labels *words, const onnx_value *map, int64_t *from) {
-    int64_t *numbers = NULL, place;
+    AUTO_FREE int64_t *numbers = NULL;
+    int64_t place;
     bool texts = map->keys->kind == ONNX_STRINGS;
     if (!texts) TRY(number_keys(c, map, &numbers));
     for (int64_t w = 0; w < words->count; w++)
@@ -691,7 +668,6 @@ static tn_status find_words(const onnx_call *c, const labels *words, const onnx_
         const label key = {.text = texts ? map->keys->strings[i] : (onnx_text){0}, .integer = texts ? 0 : numbers[i]};
         if (find_label(words, &key, &place)) from[place] = i;
     }
-    tn_mem_free(numbers);
     return TN_OK;
 }
 
@@ -700,17 +676,15 @@ static tn_status run_dict_vectorizer(onnx_call *c) {
     static const char *const names[] = {"string_vocabulary", "int64_vocabulary"};
     const onnx_attribute *vocabulary = first_of(c, names, 2);
     const onnx_value *map;
-    labels words = {0};
+    AUTO_CALL(free_labels) labels words = {0};
     TRY(need_map(c, &map));
     if (!vocabulary || is_texts(vocabulary) != (map->keys->kind == ONNX_STRINGS))
         return onnx_refuse(c, "the vocabulary must have the type of the keys");
     TRY(labels_of(c, vocabulary, 0, &words));
-    int64_t *from = tn_mem_alloc((size_t)words.count * sizeof *from);
-    tn_status status = from ? find_words(c, &words, map, from) : tn_error_code();
-    tn_dtype as = map->count ? tn_dtype_of(map->items[0]->tensor) : TN_F32;
-    if (status == TN_OK) status = put_values_at(c, map, from, words.count, as);
-    tn_mem_free_each(words.sorted, from);
-    return status;
+    AUTO_FREE int64_t *from = tn_mem_alloc((size_t)words.count * sizeof *from);
+    if (!from) return TN_ERR_MEMORY;
+    TRY(find_words(c, &words, map, from));
+    return put_values_at(c, map, from, words.count, map->count ? tn_dtype_of(map->items[0]->tensor) : TN_F32);
 }
 
 static bool is_smaller(const void *keys, int64_t a, int64_t b) {
@@ -721,7 +695,7 @@ static bool is_smaller(const void *keys, int64_t a, int64_t b) {
 static tn_status run_cast_map(onnx_call *c) {
     bool sparse = onnx_is(onnx_string(c, "map_form", "DENSE"), "SPARSE");
     bool whole = onnx_is(onnx_string(c, "cast_to", "TO_FLOAT"), "TO_INT64");
-    int64_t *keys = NULL, *from = NULL;
+    AUTO_FREE int64_t *keys = NULL, *from = NULL;
     const onnx_value *map;
     TRY(need_map(c, &map));
     if (onnx_is(onnx_string(c, "cast_to", ""), "TO_STRING"))
@@ -729,21 +703,19 @@ static tn_status run_cast_map(onnx_call *c) {
     int64_t count = sparse ? onnx_int(c, "max_map", 1) : map->count;
     if (count < 0 || count > ONNX_MOST_NUMBERS)
         return onnx_refuse(c, "a map of %lld entries is too large", (long long)count);
-    tn_status status = number_keys(c, map, &keys);
-    if (status == TN_OK && !sparse) status = onnx_sort(count, is_smaller, keys, &from);
-    if (status == TN_OK && sparse && !(from = tn_mem_alloc((size_t)count * sizeof *from))) status = tn_error_code();
+    TRY(number_keys(c, map, &keys));
+    if (!sparse) TRY(onnx_sort(count, is_smaller, keys, &from));
+    if (sparse && !(from = tn_mem_alloc((size_t)count * sizeof *from))) return tn_error_code();
     for (int64_t i = 0; sparse && from && i < count; i++)
         from[i] = -1;
     for (int64_t i = 0; sparse && from && i < map->count; i++) {
         if (keys[i] >= 0 && keys[i] < count)
             from[keys[i]] = i;
         else
-            status = tn_fail(TN_ERR_ARGUMENT, "CastMap: key %lld is out of range; the map has %lld entries",
-                             (long long)keys[i], (long long)count);
+            return tn_fail(TN_ERR_ARGUMENT, "CastMap: key %lld is out of range; the map has %lld entries",
+                           (long long)keys[i], (long long)count);
     }
-    if (status == TN_OK) status = put_values_at(c, map, from, count, whole ? TN_I64 : TN_F32);
-    tn_mem_free_each(keys, from);
-    return status;
+    return put_values_at(c, map, from, count, whole ? TN_I64 : TN_F32);
 }
 
 const onnx_op_row onnx_ml_ops[] = {

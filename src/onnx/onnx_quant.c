@@ -85,17 +85,15 @@ tn_status onnx_check_zero(const onnx_call *c, int zero, int of) {
 }
 
 tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides) {
-    double *list;
+    AUTO_FREE double *list = NULL;
     int64_t count;
-    tn_status status = TN_OK;
     if (!onnx_has(c, scale) || c->in[scale]->fixed != ONNX_CONSTANT) return TN_OK;
     TRY(onnx_read_floats(c, scale, &list, &count, INT64_MAX));
-    for (int64_t i = 0; i < count && status == TN_OK; i++)
+    for (int64_t i = 0; i < count; i++)
         if (!isfinite(list[i]) || (divides && list[i] == 0))
-            status = onnx_refuse(c, "scale %lld (input %d) is %g; it must be finite%s", (long long)i, scale, list[i],
-                                 divides ? " and not 0" : "");
-    tn_mem_free(list);
-    return status;
+            return onnx_refuse(c, "scale %lld (input %d) is %g; it must be finite%s", (long long)i, scale, list[i],
+                               divides ? " and not 0" : "");
+    return TN_OK;
 }
 
 static tn_status quantize(onnx_call *c) {
@@ -303,18 +301,17 @@ enum { A_SCALE = 1, B_SCALE = 4, Y_SCALE = 6, Y_ZERO = 7 };
 /* The operands' scales by the result's, of constants by the host, in f32 as they would be: else each element divided.
  * NULL: it is for the device. */
 static tn_tensor *constant_ratio(const onnx_call *c, const tn_tensor *b_scale) {
-    double a, y, *b = NULL;
+    double a, y;
+    AUTO_FREE double *b = NULL;
     int64_t count = tn_numel(b_scale), found;
     if (c->in[A_SCALE]->fixed != ONNX_CONSTANT || c->in[B_SCALE]->fixed != ONNX_CONSTANT) return NULL;
     if (c->in[Y_SCALE]->fixed != ONNX_CONSTANT || tn_status_of(b_scale) != TN_OK) return NULL;
     if (tn_numel(onnx_in(c, A_SCALE)) != 1 || tn_numel(onnx_in(c, Y_SCALE)) != 1) return NULL;
     if (onnx_read_float(c, A_SCALE, 1, &a) != TN_OK || onnx_read_float(c, Y_SCALE, 1, &y) != TN_OK) return NULL;
-    if (onnx_read_floats(c, B_SCALE, &b, &found, count) != TN_OK || found != count) return tn_mem_free(b), NULL;
+    if (onnx_read_floats(c, B_SCALE, &b, &found, count) != TN_OK || found != count) return NULL;
     for (int64_t i = 0; i < count; i++)
         b[i] = (float)a * (float)b[i] / (float)y;
-    tn_tensor *ratio = onnx_from_doubles(b, tn_shape(b_scale), tn_rank(b_scale), TN_F32);
-    tn_mem_free(b);
-    return ratio;
+    return onnx_from_doubles(b, tn_shape(b_scale), tn_rank(b_scale), TN_F32);
 }
 
 /* Sums as numbers of the output's scale; the scales of the operands broadcast to the sums. */
@@ -731,26 +728,22 @@ static tn_status parse_number(const onnx_call *c, onnx_text t, double *number, i
 static tn_status from_texts(onnx_call *c, const onnx_value *v, onnx_type to) {
     TN_C_LOCALE;
     bool is_float = tn_dtype_is_float(onnx_types[to].dtype);
-    union {
+    AUTO_FREE union {
         double number;
         int64_t whole;
     } *all = tn_mem_zalloc((size_t)v->count, sizeof *all);
-    tn_status status = all ? TN_OK : TN_ERR_MEMORY;
-    for (int64_t i = 0; i < v->count && status == TN_OK; i++) {
+    if (!all) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < v->count; i++) {
         double number = 0;
         int64_t whole = 0;
-        status = parse_number(c, v->strings[i], &number, &whole);
+        TRY(parse_number(c, v->strings[i], &number, &whole));
         if (is_float)
             all[i].number = number;
         else
             all[i].whole = whole;
     }
-    if (status == TN_OK) {
-        tn_tensor *t = tn_from_data(all, v->shape, v->rank, is_float ? TN_F64 : TN_I64);
-        status = onnx_put_typed(c, 0, cast_to(t, to, true, ONNX_ROUND_UP), to);
-    }
-    tn_mem_free(all);
-    return status;
+    tn_tensor *t = tn_from_data(all, v->shape, v->rank, is_float ? TN_F64 : TN_I64);
+    return onnx_put_typed(c, 0, cast_to(t, to, true, ONNX_ROUND_UP), to);
 }
 
 /* The fewest digits that name the number: of an f32 up to 9, of an f64 up to 17. */

@@ -108,16 +108,14 @@ static tn_tensor *step(const net *n, course *k, int64_t t) {
 
 /* All steps of a direction: [steps, batch, hidden]. */
 static tn_tensor *walk_rnn(const net *n, course *k, bool backwards) {
-    tn_tensor **y = tn_mem_alloc((size_t)tn_max64(n->steps, 1) * sizeof *y);
+    AUTO_FREE tn_tensor **y = tn_mem_alloc((size_t)tn_max64(n->steps, 1) * sizeof *y);
     if (!y) return tn_failed(TN_ERR_MEMORY, "%s: out of memory", n->c->row->name);
     for (int64_t i = 0; i < n->steps; i++) {
         int64_t t = backwards ? n->steps - 1 - i : i;
         y[t] = step(n, k, t);
     }
-    tn_tensor *all = n->steps ? onnx_joined(y, n->steps, 0, true)
-                              : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
-    tn_mem_free(y);
-    return all;
+    return n->steps ? onnx_joined(y, n->steps, 0, true)
+                    : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
 }
 
 static bool same_functions(const course *k) {
@@ -294,18 +292,14 @@ static tn_status check_shape(const onnx_call *call, int i, int64_t a, int64_t b,
     bool fits = tn_rank(t) == rank;
     for (int d = 0; d < rank && fits; d++)
         fits = tn_size(t, d) == want[d];
-    tn_str given = {0}, wanted = {0};
+    AUTO_STR tn_str given = {0}, wanted = {0};
     for (int d = 0; d < tn_rank(t); d++)
         tn_str_add(&given, "%s%lld", d ? ", " : "", (long long)tn_size(t, d));
     for (int d = 0; d < rank; d++)
         tn_str_add(&wanted, "%s%lld", d ? ", " : "", (long long)want[d]);
-    tn_status status =
-        fits ? TN_OK
-             : onnx_refuse(call, "input %d is [%s], but directions, hidden size and the other inputs require [%s]", i,
-                           tn_str_text(&given), tn_str_text(&wanted));
-    tn_str_free(&given);
-    tn_str_free(&wanted);
-    return status;
+    return fits ? TN_OK
+                : onnx_refuse(call, "input %d is [%s], but directions, hidden size and the other inputs require [%s]",
+                              i, tn_str_text(&given), tn_str_text(&wanted));
 }
 
 /* What the node says of directions and the hidden size, and what its inputs say, is the same. */

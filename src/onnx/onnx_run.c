@@ -177,13 +177,11 @@ tn_onnx_value *tn_onnx_value_strings(const char *const *texts, const size_t *len
         tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_strings: a string, the shape or an extent is missing");
         return NULL;
     }
-    onnx_text *list = tn_mem_zalloc((size_t)count, sizeof *list);
+    AUTO_FREE onnx_text *list = tn_mem_zalloc((size_t)count, sizeof *list);
     if (!list) return NULL;
     for (int64_t i = 0; i < count; i++)
         list[i] = (onnx_text){texts[i], lengths ? lengths[i] : strlen(texts[i])};
-    onnx_value *v = onnx_value_strings(list, shape, rank);
-    tn_mem_free(list);
-    return v;
+    return onnx_value_strings(list, shape, rank);
 }
 
 /* One more reference to each item; false when one is NULL. */
@@ -536,8 +534,7 @@ tn_status onnx_call_graph(onnx_call *c, const onnx_graph *g, onnx_value *const *
 
 static tn_status call_function(onnx_call *c) {
     onnx_frame f = {.graph = c->node->calls->body, .function = c, .caller = c->run->frame};
-    TRY(run_frame(c->run, &f, c->in, c->in_count, c->out, c->out_count));
-    return TN_OK;
+    return run_frame(c->run, &f, c->in, c->in_count, c->out, c->out_count);
 }
 
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
@@ -552,14 +549,12 @@ static void onnx_run_end(onnx_run *r) {
 }
 
 static tn_status onnx_evaluate(onnx_value *const *values, int count) {
-    tn_tensor **tensors = tn_mem_alloc((size_t)count * sizeof(tn_tensor *));
+    AUTO_FREE tn_tensor **tensors = tn_mem_alloc((size_t)count * sizeof(tn_tensor *));
     if (!tensors) return TN_ERR_MEMORY;
     int n = 0;
     for (int i = 0; i < count; i++)
         if (values[i]->kind == ONNX_TENSOR) tensors[n++] = values[i]->tensor;
-    tn_status status = tn_eval(tensors, n);
-    tn_mem_free(tensors);
-    return status;
+    return tn_eval(tensors, n);
 }
 
 /* Walks the whole model: outputs are recorded, not computed. Before it: a run with its model alone. */
@@ -1020,8 +1015,9 @@ static tn_status record_replay(tn_onnx *m, replay_input *key, onnx_value *const 
     return status;
 }
 
-static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
+static tn_status run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
     int count = m->graph->input_count;
+    AUTO_LOCK(&m->lock);
     if (!all_tensors(in, count)) return record_replay(m, NULL, in, out);
     replay_input *key = tn_mem_alloc((size_t)count * sizeof *key);
     if (!key) return TN_ERR_MEMORY;
@@ -1042,11 +1038,4 @@ static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
     bool done;
     TRY(try_capture(m, e, in, out, &done));
     return done ? TN_OK : record_replay(m, NULL, in, out);
-}
-
-static tn_status run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
-    pthread_mutex_lock(&m->lock);
-    tn_status status = run_locked(m, in, out);
-    pthread_mutex_unlock(&m->lock);
-    return status;
 }

@@ -175,29 +175,26 @@ static tn_status split(onnx_call *c) {
     int axis, listed = 0;
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
-    int64_t *read = NULL, many = 0, extent = tn_size(x, axis), from = 0;
+    AUTO_FREE int64_t *read = NULL;
+    int64_t many = 0, extent = tn_size(x, axis), from = 0;
     const int64_t *sizes = onnx_ints(c, "split", &listed);
     if (onnx_has(c, 1)) TRY(onnx_read_ints(c, 1, &read, &many, c->out_count));
     if (read) sizes = read;
     int64_t parts = read ? many : sizes ? listed : onnx_int(c, "num_outputs", c->out_count);
     int64_t part = parts > 0 ? tn_ceil_div(extent, parts) : 0;
-    tn_status status = TN_OK;
     if (parts != c->out_count)
-        status = onnx_refuse(c, "it has %d outputs, but must be split into %lld parts", c->out_count, (long long)parts);
-    for (int k = 0; k < c->out_count && status == TN_OK; k++) {
+        return onnx_refuse(c, "it has %d outputs, but must be split into %lld parts", c->out_count, (long long)parts);
+    for (int k = 0; k < c->out_count; k++) {
         int64_t length = sizes ? sizes[k] : tn_max64(tn_min64(part, extent - from), 0);
         if (length < 0 || length > extent - from)
-            status = onnx_refuse(c, "output %d needs %lld elements, but only %lld are left", k, (long long)length,
-                                 (long long)(extent - from));
-        else
-            status = onnx_put_like(c, k, tn_narrow(x, axis, from, length), 0);
+            return onnx_refuse(c, "output %d needs %lld elements, but only %lld are left", k, (long long)length,
+                               (long long)(extent - from));
+        TRY(onnx_put_like(c, k, tn_narrow(x, axis, from, length), 0));
         from += length;
     }
-    if (status == TN_OK && from != extent)
-        status = onnx_refuse(c, "its outputs have %lld of %lld elements along axis %d", (long long)from,
-                             (long long)extent, axis);
-    tn_mem_free(read);
-    return status;
+    if (from == extent) return TN_OK;
+    return onnx_refuse(c, "its outputs have %lld of %lld elements along axis %d", (long long)from, (long long)extent,
+                       axis);
 }
 
 /* ---- joins, repetitions, borders --------------------------------------------------------------------------------- */
@@ -247,12 +244,11 @@ static tn_status pad_by_index(const onnx_call *c, const tn_tensor **y, int axis,
         return onnx_refuse(c, "pads %lld and %lld are out of range", (long long)before, (long long)after);
     if (n == 0 && length > 0)
         return onnx_refuse(c, "dimension %d is empty and cannot be padded from its elements", axis);
-    int64_t *index = tn_mem_zalloc((size_t)length, sizeof *index);
+    AUTO_FREE int64_t *index = tn_mem_zalloc((size_t)length, sizeof *index);
     if (!index) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < length; i++)
         index[i] = continued(i - before, n, mode);
     *y = tn_index_select(*y, axis, tn_from_data(index, &length, 1, TN_I64));
-    tn_mem_free(index);
     return TN_OK;
 }
 

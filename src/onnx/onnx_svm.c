@@ -60,36 +60,29 @@ static tn_status wrong_sizes(const onnx_call *c) {
 
 /* ---- regression -------------------------------------------------------------------------------------------------- */
 
-static tn_status regress(onnx_call *c, machine *m, const onnx_rows *x, onnx_rows *y) {
+tn_status onnx_run_svm_regressor(onnx_call *c) {
+    AUTO_ROWS onnx_rows x = {0}, y = {0};
+    AUTO_CALL(forget) machine m = {0};
     int64_t n = onnx_int(c, "n_supports", 0);
     bool one_class = onnx_int(c, "one_class", 0) != 0;
-    TRY(gather_svm(c, m));
-    if (n < 0 || (n ? m->weight_count < n || m->vector_numbers / n != x->width || m->vector_numbers % n
-                    : m->weight_count != x->width))
-        return wrong_sizes(c);
-    TRY(onnx_make_rows(x->count, 1, y));
-    for (int64_t i = 0; i < x->count; i++) {
-        const double *row = x->at + i * x->width;
-        double sum = m->bias[0];
-        for (int64_t k = 0; k < n; k++)
-            sum += m->weights[k] * kernel(m, row, m->vectors + k * x->width);
-        for (int64_t k = 0; k < x->width && !n; k++)
-            sum += m->weights[k] * row[k];
-        y->at[i] = one_class ? (sum > 0 ? 1 : -1) : sum;
-        onnx_transform_row(onnx_transform_of(c), y->at + i, 1);
-    }
-    return onnx_put_rows(c, 0, y, TN_F32);
-}
-
-tn_status onnx_run_svm_regressor(onnx_call *c) {
-    onnx_rows x, y = {0};
-    machine m = {0};
     TRY(onnx_read_rows(c, 0, &x));
     m.features = x.width;
-    tn_status status = regress(c, &m, &x, &y);
-    forget(&m);
-    tn_mem_free_each(x.at, y.at);
-    return status;
+    TRY(gather_svm(c, &m));
+    if (n < 0 ||
+        (n ? m.weight_count < n || m.vector_numbers / n != x.width || m.vector_numbers % n : m.weight_count != x.width))
+        return wrong_sizes(c);
+    TRY(onnx_make_rows(x.count, 1, &y));
+    for (int64_t i = 0; i < x.count; i++) {
+        const double *row = x.at + i * x.width;
+        double sum = m.bias[0];
+        for (int64_t k = 0; k < n; k++)
+            sum += m.weights[k] * kernel(&m, row, m.vectors + k * x.width);
+        for (int64_t k = 0; k < x.width && !n; k++)
+            sum += m.weights[k] * row[k];
+        y.at[i] = one_class ? (sum > 0 ? 1 : -1) : sum;
+        onnx_transform_row(onnx_transform_of(c), y.at + i, 1);
+    }
+    return onnx_put_rows(c, 0, &y, TN_F32);
 }
 
 /* ---- classes ----------------------------------------------------------------------------------------------------- */
@@ -167,6 +160,7 @@ typedef struct plan {
     bool pairwise, probable, all_positive;
     onnx_transform transform;
 } plan;
+static void free_plan(plan *p) { tn_mem_free(p->kernels); }
 
 /* One row: its scores into `out`, its class returned. */
 static int64_t classify(const machine *m, const plan *p, const double *x, double *out) {
@@ -230,19 +224,17 @@ static tn_status prepare_svm(const onnx_call *c, machine *m, plan *p) {
 }
 
 tn_status onnx_run_svm_classifier(onnx_call *c) {
-    onnx_rows x, y = {0};
-    machine m = {0};
-    plan p = {0};
+    AUTO_ROWS onnx_rows x = {0}, y = {0};
+    AUTO_CALL(forget) machine m = {0};
+    AUTO_CALL(free_plan) plan p = {0};
     TRY(onnx_read_rows(c, 0, &x));
     m.features = x.width;
-    tn_status status = prepare_svm(c, &m, &p);
-    int64_t *best = status == TN_OK ? tn_mem_zalloc((size_t)x.count, sizeof *best) : NULL;
-    if (status == TN_OK) status = best ? onnx_make_rows(x.count, p.width, &y) : tn_error_code();
-    for (int64_t i = 0; i < x.count && status == TN_OK; i++)
+    TRY(prepare_svm(c, &m, &p));
+    AUTO_FREE int64_t *best = tn_mem_zalloc((size_t)x.count, sizeof *best);
+    if (!best) return TN_ERR_MEMORY;
+    TRY(onnx_make_rows(x.count, p.width, &y));
+    for (int64_t i = 0; i < x.count; i++)
         best[i] = classify(&m, &p, x.at + i * x.width, y.at + i * p.width);
-    if (status == TN_OK) status = onnx_put_labels(c, 0, "classlabels_ints", best, x.count);
-    if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put_rows(c, 1, &y, TN_F32);
-    forget(&m);
-    tn_mem_free_each(p.kernels, best, x.at, y.at);
-    return status;
+    TRY(onnx_put_labels(c, 0, "classlabels_ints", best, x.count));
+    return onnx_wants(c, 1) ? onnx_put_rows(c, 1, &y, TN_F32) : TN_OK;
 }

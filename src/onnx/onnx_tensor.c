@@ -256,6 +256,7 @@ typedef struct tensor_bytes {
     onnx_file *file; /* whose mapping holds them; NULL: none's */
     uint8_t *owned;
 } tensor_bytes;
+static void free_tensor_bytes(tensor_bytes *b) { tn_mem_free(b->owned); }
 
 static tn_status external_bytes(onnx_source *s, const tensor_message *t, size_t need, tensor_bytes *b) {
     int shown = (int)tn_min64((int64_t)t->location.size, 200);
@@ -397,33 +398,27 @@ static tn_tensor *widened(const tensor_message *t, const tensor_bytes *b) {
     int64_t bytes;
     if (tn_mul_overflow(t->numel, (int64_t)tn_dtype_size(dtype), &bytes))
         return tn_failed(TN_ERR_FORMAT, "it has more than 2^63 bytes");
-    void *wide = tn_mem_alloc((size_t)bytes);
+    AUTO_FREE void *wide = tn_mem_alloc((size_t)bytes);
     if (!wide) return tn_failed(TN_ERR_MEMORY, "out of memory for %lld bytes", (long long)bytes);
     widen_tensor((onnx_type)t->type, b->at, t->numel, wide);
-    tn_tensor *made = tn_from_data(wide, t->shape, t->rank, dtype);
-    tn_mem_free(wide);
-    return made;
+    return tn_from_data(wide, t->shape, t->rank, dtype);
 }
 
 static tn_tensor *bools(const tensor_message *t, const tensor_bytes *b) {
-    uint8_t *clean = tn_mem_alloc(b->size);
+    AUTO_FREE uint8_t *clean = tn_mem_alloc(b->size);
     if (!clean) return tn_failed(TN_ERR_MEMORY, "out of memory for %zu bytes", b->size);
     for (size_t i = 0; i < b->size; i++)
         clean[i] = b->at[i] != 0;
-    tn_tensor *made = tn_from_data(clean, t->shape, t->rank, TN_BOOL);
-    tn_mem_free(clean);
-    return made;
+    return tn_from_data(clean, t->shape, t->rank, TN_BOOL);
 }
 
 /* On big-endian machines: tensors may share bytes of the file, so each is converted apart. */
 static tn_tensor *converted(const tensor_message *t, const tensor_bytes *b, tn_dtype dtype) {
-    uint8_t *copy = tn_mem_alloc(b->size);
+    AUTO_FREE uint8_t *copy = tn_mem_alloc(b->size);
     if (!copy) return tn_failed(TN_ERR_MEMORY, "out of memory for %zu bytes", b->size);
     if (b->size > 0) memcpy(copy, b->at, b->size);
     tn_dtype_little_endian(dtype, copy, (int64_t)(b->size / tn_dtype_size(dtype)));
-    tn_tensor *made = tn_from_data(copy, t->shape, t->rank, dtype);
-    tn_mem_free(copy);
-    return made;
+    return tn_from_data(copy, t->shape, t->rank, dtype);
 }
 
 static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
@@ -456,14 +451,10 @@ static tn_status value_of_message(onnx_source *s, tensor_message *t, onnx_value 
         *out = onnx_value_strings(t->strings.at, t->shape, t->rank);
         return *out ? TN_OK : tn_error_code();
     }
-    tensor_bytes b = {0};
-    tn_status status = find_bytes(s, t, &b);
-    if (status == TN_OK) {
-        *out = onnx_value_tensor(tensor_of(t, &b), (onnx_type)t->type);
-        if (!*out) status = tn_error_code();
-    }
-    tn_mem_free(b.owned);
-    return status;
+    AUTO_CALL(free_tensor_bytes) tensor_bytes b = {0};
+    TRY(find_bytes(s, t, &b));
+    *out = onnx_value_tensor(tensor_of(t, &b), (onnx_type)t->type);
+    return *out ? TN_OK : tn_error_code();
 }
 
 tn_status onnx_read_tensor(onnx_source *s, onnx_text message, onnx_value **out, onnx_text *name) {
@@ -626,16 +617,12 @@ tn_status onnx_read_sequence(onnx_source *s, onnx_text message, int depth, onnx_
 }
 
 tn_status onnx_read_optional(onnx_source *s, onnx_text message, int depth, onnx_value **out) {
-    item_list l = {0};
+    AUTO_CALL(item_list_free) item_list l = {0};
     *out = NULL;
-    tn_status status = read_items(s, message, depth, &l);
-    if (status == TN_OK && l.count > 1) status = tn_fail(TN_ERR_FORMAT, "an optional holds %zu values", l.count);
-    if (status == TN_OK) {
-        *out = onnx_value_optional(l.count ? onnx_value_retain(l.at[0]) : NULL);
-        if (!*out) status = tn_error_code();
-    }
-    item_list_free(&l);
-    return status;
+    TRY(read_items(s, message, depth, &l));
+    if (l.count > 1) return tn_fail(TN_ERR_FORMAT, "an optional holds %zu values", l.count);
+    *out = onnx_value_optional(l.count ? onnx_value_retain(l.at[0]) : NULL);
+    return *out ? TN_OK : tn_error_code();
 }
 
 /* MapProto: key_type 2, keys 3, string_keys 4, values 5 (a sequence) */
@@ -645,6 +632,10 @@ typedef struct map_message {
     onnx_text values;
     item_list items;
 } map_message;
+static void map_message_free(map_message *m) {
+    item_list_free(&m->items);
+    tn_mem_free_each(m->keys.at, m->texts.at);
+}
 
 static tn_status take_map_field(void *ctx, const onnx_field *f) {
     map_message *m = ctx;
@@ -669,12 +660,9 @@ static tn_status make_map(onnx_source *s, map_message *m, int depth, onnx_value 
 }
 
 tn_status onnx_read_map(onnx_source *s, onnx_text message, int depth, onnx_value **out) {
-    map_message m = {0};
+    AUTO_CALL(map_message_free) map_message m = {0};
     *out = NULL;
-    tn_status status = check_depth(depth);
-    if (status == TN_OK) status = onnx_wire_each(message, take_map_field, &m);
-    if (status == TN_OK) status = make_map(s, &m, depth, out);
-    item_list_free(&m.items);
-    tn_mem_free_each(m.keys.at, m.texts.at);
-    return status;
+    TRY(check_depth(depth));
+    TRY(onnx_wire_each(message, take_map_field, &m));
+    return make_map(s, &m, depth, out);
 }

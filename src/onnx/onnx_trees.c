@@ -318,6 +318,7 @@ typedef struct newer {
     double *splits, *modes, *weights;
     int64_t split_count, mode_count, leaf_count;
 } newer;
+static void free_newer(newer *w) { tn_mem_free_each(w->splits, w->modes, w->weights); }
 
 static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     const int64_t *feature, *yes, *no, *yes_leaf, *no_leaf, *missing, *target, *roots;
@@ -355,16 +356,14 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
 }
 
 static tn_status plant_newer(const onnx_call *c, forest *f) {
-    newer w = {0};
+    AUTO_CALL(free_newer) newer w = {0};
     f->how = (aggregate)onnx_int(c, "aggregate_function", SUM);
     f->targets = onnx_int(c, "n_targets", 1);
-    tn_status status = onnx_numbers_of(c, "nodes_splits", &w.splits, &w.split_count);
-    if (status == TN_OK) status = onnx_numbers_of(c, "nodes_modes", &w.modes, &w.mode_count);
-    if (status == TN_OK) status = onnx_numbers_of(c, "leaf_weights", &w.weights, &w.leaf_count);
-    if (status == TN_OK) status = onnx_numbers_of(c, "membership_values", &f->members, &f->member_count);
-    if (status == TN_OK) status = plant(c, &w, f);
-    tn_mem_free_each(w.splits, w.modes, w.weights);
-    return status;
+    TRY(onnx_numbers_of(c, "nodes_splits", &w.splits, &w.split_count));
+    TRY(onnx_numbers_of(c, "nodes_modes", &w.modes, &w.mode_count));
+    TRY(onnx_numbers_of(c, "leaf_weights", &w.weights, &w.leaf_count));
+    TRY(onnx_numbers_of(c, "membership_values", &f->members, &f->member_count));
+    return plant(c, &w, f);
 }
 
 /* ---- TreeEnsembleRegressor, TreeEnsembleClassifier --------------------------------------------------------------- */
@@ -522,16 +521,15 @@ static tn_status run_forest(onnx_call *c, const forest *f, const onnx_rows *x, b
     if (f->features > x->width) return wrong(c, "a node reads a feature that the input does not have");
     for (int64_t i = 0; i < f->root_count; i++)
         steps += TOGETHER * (int64_t)f->depths[i];
-    s.best = tn_mem_zalloc((size_t)x->count, sizeof *s.best);
-    if (!s.best) return tn_error_code();
-    tn_status status = onnx_make_rows(x->count, f->targets, &s.y);
-    if (status == TN_OK)
-        tn_parallel_shared(tn_ceil_div(x->count, TOGETHER), tn_max64(1, WORTH / steps), score_pieces, &s);
-    if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", s.best, x->count);
-    if (status == TN_OK && (!classes || onnx_wants(c, 1)))
-        status = onnx_put_rows(c, classes, &s.y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
-    tn_mem_free_each(s.y.at, s.best);
-    return status;
+    AUTO_FREE int64_t *best = s.best = tn_mem_zalloc((size_t)x->count, sizeof *s.best);
+    if (!best) return TN_ERR_MEMORY;
+    AUTO_ROWS onnx_rows y = {0};
+    TRY(onnx_make_rows(x->count, f->targets, &y));
+    s.y = y;
+    tn_parallel_shared(tn_ceil_div(x->count, TOGETHER), tn_max64(1, WORTH / steps), score_pieces, &s);
+    if (classes) TRY(onnx_put_labels(c, 0, "classlabels_int64s", best, x->count));
+    if (classes && !onnx_wants(c, 1)) return TN_OK;
+    return onnx_put_rows(c, classes, &y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
 }
 
 /* ---- the operators ----------------------------------------------------------------------------------------------- */
@@ -547,12 +545,10 @@ static tn_status make_forest(const onnx_call *c, void **data) {
 
 static tn_status run_prepared(onnx_call *c, bool classes, onnx_transform t) {
     const void *f;
-    onnx_rows x;
+    AUTO_ROWS onnx_rows x = {0};
     TRY(onnx_prepare(c, make_forest, drop_forest, &f));
     TRY(onnx_read_rows(c, 0, &x));
-    tn_status status = run_forest(c, f, &x, classes, t);
-    tn_mem_free(x.at);
-    return status;
+    return run_forest(c, f, &x, classes, t);
 }
 
 tn_status onnx_run_trees(onnx_call *c) {

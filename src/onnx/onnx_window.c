@@ -381,7 +381,7 @@ tn_status onnx_max_pool(onnx_call *c) {
 /* Taps of each window along an axis that count: those inside the image, or inside image and padding. */
 static tn_tensor *window_counted(const onnx_window *w, int a, int64_t size, int64_t places, bool padding_counts,
                                  tn_dtype t) {
-    double *v = places > 0 ? tn_mem_alloc((size_t)places * sizeof *v) : NULL;
+    AUTO_FREE double *v = places > 0 ? tn_mem_alloc((size_t)places * sizeof *v) : NULL;
     if (!v) return tn_failed(TN_ERR_MEMORY, "AveragePool: out of memory");
     int64_t low = padding_counts ? -w->before[a] : 0, high = padding_counts ? size + w->after[a] : size;
     for (int64_t p = 0; p < places; p++) {
@@ -391,9 +391,7 @@ static tn_tensor *window_counted(const onnx_window *w, int a, int64_t size, int6
         v[p] = (double)tn_max64(inside, 1);
     }
     int64_t shape[ONNX_MAX_AXES] = {places, 1, 1};
-    tn_tensor *count = onnx_from_doubles(v, shape, w->axes - a, t);
-    tn_mem_free(v);
-    return count;
+    return onnx_from_doubles(v, shape, w->axes - a, t);
 }
 
 /* Of planes by the operation that has a kernel for them. */

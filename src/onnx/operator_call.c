@@ -231,7 +231,7 @@ bool onnx_reads_freely(const onnx_call *c, int i) {
 
 tn_status onnx_read_f32(const onnx_call *c, int i, float **out) {
     const tn_tensor *t = onnx_in(c, i);
-    double *list;
+    AUTO_FREE double *list = NULL;
     int64_t count = tn_numel(t);
     TRY(tn_status_of(t));
     *out = tn_mem_alloc((size_t)tn_max64(count, 1) * sizeof **out);
@@ -241,7 +241,6 @@ tn_status onnx_read_f32(const onnx_call *c, int i, float **out) {
     TRY(onnx_read_floats(c, i, &list, &count, count));
     for (int64_t k = 0; k < count; k++)
         (*out)[k] = (float)list[k];
-    tn_mem_free(list);
     return TN_OK;
 }
 

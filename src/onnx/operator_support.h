@@ -218,8 +218,10 @@ typedef struct onnx_rows {
     double *at; /* [count, width], freed with tn_mem_free */
     int64_t count, width;
 } onnx_rows;
+static inline void onnx_rows_free(onnx_rows *rows) { tn_mem_free(rows->at); }
+#define AUTO_ROWS AUTO_CALL(onnx_rows_free) /* as AUTO_FREE */
 
-/* Input i as rows; one of rank 1 is a single row. */
+/* Input i as rows; one of rank 1 is a single row. Freed by the caller, also after an error. */
 tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out);
 tn_status onnx_make_rows(int64_t count, int64_t width, onnx_rows *out);              /* zeros */
 tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows, tn_dtype dtype); /* f32 or f64 */

@@ -137,11 +137,10 @@ static bool same_numbers(const mapping *p, int32_t a, int32_t b) {
 static bool are_zeros(const onnx_value *v) {
     bool zeros = true;
     size_t size = tn_dtype_bytes(tn_dtype_of(v->tensor), tn_numel(v->tensor));
-    char *bytes = tn_mem_alloc(size);
+    AUTO_FREE char *bytes = tn_mem_alloc(size);
     if (!bytes || tn_read(v->tensor, bytes, size) != TN_OK) zeros = false;
     for (size_t i = 0; i < size && zeros; i++)
         zeros = bytes[i] == 0;
-    tn_mem_free(bytes);
     return zeros;
 }
 
@@ -154,13 +153,13 @@ static bool bias_fits(const mapping *p, const quantized *bias, const quantized *
     if (!held || held->type != ONNX_INT32 || tn_rank(held->tensor) != 1 || bias->count > MOST) return false;
     if (bias->count != w->count || !number_at(p, x->scale, &of_x)) return false;
     if (zeros && !are_zeros(zeros)) return false;
-    float *sums = tn_mem_alloc((size_t)bias->count * 2 * sizeof *sums), *weights = sums + bias->count;
+    AUTO_FREE float *sums = tn_mem_alloc((size_t)bias->count * 2 * sizeof *sums);
+    float *weights = sums + bias->count;
     const size_t size = (size_t)bias->count * sizeof *sums;
     bool fits = sums && tn_read(constant_at(p->g, bias->scale)->tensor, sums, size) == TN_OK &&
                 tn_read(constant_at(p->g, w->scale)->tensor, weights, size) == TN_OK;
     for (int64_t i = 0; i < bias->count && fits; i++)
         fits = fabs((double)sums[i] - of_x * (double)weights[i]) <= 1e-6 * fabs((double)sums[i]);
-    tn_mem_free(sums);
     return fits;
 }
 

@@ -659,10 +659,8 @@ tn_tensor *(tn_randint)(int64_t low, int64_t high, const int64_t *shape, int ran
 tn_tensor *(tn_randperm)(int64_t n) {
     if (n < 0)
         return tn_tensor_error(tn_fail(TN_ERR_SHAPE, "randperm: n is %lld; it must be at least 0", (long long)n));
-    tn_tensor *bits = record_shaped(TN_OP_RANDOM_BITS, "randperm", (tn_attrs){.n_i = 1}, &n, 1, 1);
-    tn_tensor *order = (tn_argsort)(bits, 0, false);
-    tn_free(bits);
-    return order;
+    AUTO_TENSOR tn_tensor *bits = record_shaped(TN_OP_RANDOM_BITS, "randperm", (tn_attrs){.n_i = 1}, &n, 1, 1);
+    return (tn_argsort)(bits, 0, false);
 }
 
 /* bernoulli(p): 1 with probability p, else 0, element by element, in p's dtype; NaN where p is not in [0, 1]. No

@@ -1029,12 +1029,10 @@ bool tn_known_inside(const tn_buffer *b, const range *r) {
 static tn_status check_sent(int op, const tn_node *x, const range *r) {
     const tn_buffer *b = root_of(x)->buffer;
     if (tn_known_inside(b, r)) return TN_OK;
-    char *data = tn_mem_alloc(b->bytes);
+    AUTO_FREE char *data = tn_mem_alloc(b->bytes);
     if (!data) return TN_ERR_MEMORY;
-    tn_status s = tn_buffer_read(b, 0, data, b->bytes);
-    if (s == TN_OK) s = check_values(op, x, data, r);
-    tn_mem_free(data);
-    return s;
+    TRY(tn_buffer_read(b, 0, data, b->bytes));
+    return check_values(op, x, data, r);
 }
 
 static bool was_sent(const tn_node *x) {

@@ -223,7 +223,8 @@ static tn_status infer_lstm_gradient(tn_infer *c) {
 static tn_node *compose_lstm_gradient(tn_build *b, const tn_node *n) {
     bool reverse = n->i[TN_LSTM_GRADIENT_REVERSE];
     int64_t steps = n->in[SUMS]->shape[0];
-    tn_node **out = room_for_steps(b, steps + 1, 1), *dh = NULL, *carry = NULL;
+    AUTO_FREE tn_node **out = room_for_steps(b, steps + 1, 1);
+    tn_node *dh = NULL, *carry = NULL;
     if (!out) return NULL;
     for (int64_t i = steps; i-- > 0;) {
         int64_t t = step_at(i, steps, reverse);
@@ -245,9 +246,7 @@ static tn_node *compose_lstm_gradient(tn_build *b, const tn_node *n) {
     }
     tn_node *none = b->status == TN_OK ? tn_b_zeros_like(b, dh) : NULL;
     out[steps] = tn_b_cat(b, (tn_node *[]){dh, carry, none, none}, LSTM_GATES, 1);
-    tn_node *all = b->status == TN_OK ? stack_steps(b, out, steps + 1) : NULL;
-    tn_mem_free(out);
-    return all;
+    return b->status == TN_OK ? stack_steps(b, out, steps + 1) : NULL;
 }
 
 enum { GRU_FROM_X, GRU_WEIGHT, GRU_FROM_H, GRU_BEFORE, GRU_DY };

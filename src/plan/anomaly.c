@@ -34,20 +34,18 @@ static tn_status find_in(tn_node *n, findings *f) {
     if (!tn_dtype_is_float((tn_dtype)n->dtype) || tn_node_numel(n) == 0) return TN_OK;
     size_t size = tn_dtype_size((tn_dtype)n->dtype);
     const format *of = &formats[n->dtype];
-    void *data = tn_mem_alloc(tn_node_bytes(n));
+    AUTO_FREE void *data = tn_mem_alloc(tn_node_bytes(n));
     if (!data) return TN_ERR_MEMORY;
-    tn_tensor *t = tn_tensor_unscoped(tn_tensor_new(tn_node_retain(n)));
-    tn_status s = tn_read(t, data, tn_node_bytes(n));
-    for (int64_t i = 0; s == TN_OK && i < tn_node_numel(n); i++) {
+    AUTO_TENSOR tn_tensor *t = tn_tensor_unscoped(tn_tensor_new(tn_node_retain(n)));
+    TRY(tn_read(t, data, tn_node_bytes(n)));
+    for (int64_t i = 0; i < tn_node_numel(n); i++) {
         uint64_t bits = element_at(data, i, size);
         if ((bits & of->exponent) != of->exponent) continue;
         int64_t *first = bits & of->mantissa ? &f->nan : &f->infinity;
         if (*first < 0) *first = i;
         f->count++;
     }
-    tn_free(t);
-    tn_mem_free(data);
-    return s;
+    return TN_OK;
 }
 
 static size_t append(char *text, size_t size, size_t at, const tn_node *in, const findings *f) {

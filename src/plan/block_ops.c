@@ -249,11 +249,11 @@ static void run_sum(tn_native *n, void *const *pointers) {
 /* The same program without its loop: the image's access reads the sum. */
 static tn_status without_loop(const kir_program *p, const image_program *found, kir_program **out) {
     kir_builder *b;
-    int64_t *sizes;
-    kir_val *of = tn_mem_zalloc((size_t)p->n_ins, sizeof *of);
+    AUTO_FREE int64_t *sizes = NULL;
+    AUTO_FREE kir_val *of = tn_mem_zalloc((size_t)p->n_ins, sizeof *of);
     if (!of) return TN_ERR_MEMORY;
-    tn_status s = kir_begin_like(p, &b);
-    for (int i = 0; i < p->n_ins && s == TN_OK; i++) {
+    TRY(kir_begin_like(p, &b));
+    for (int i = 0; i < p->n_ins; i++) {
         kir_ins in = p->ins[i];
         if (i == found->reduce) of[i] = of[found->load];
         if (i == found->reduce || in.op == KIR_LOOP || in.op == KIR_END) continue;
@@ -263,10 +263,7 @@ static tn_status without_loop(const kir_program *p, const image_program *found, 
         const kir_val dyn = kir_has_access((kir_op)in.op) ? access_of(p, i)->dyn : KIR_NONE;
         of[i] = kir_append(b, &in, dyn == KIR_NONE ? dyn : of[dyn]);
     }
-    if (s == TN_OK) s = kir_finish(b, out, &sizes);
-    if (s == TN_OK) tn_mem_free(sizes);
-    tn_mem_free(of);
-    return s;
+    return kir_finish(b, out, &sizes);
 }
 
 static tn_status make_sum(tn_group *group, tn_native *n, const image_program *found, const tn_node *image) {

@@ -147,7 +147,7 @@ tn_status tn_lay_bytes_in_words(const tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++)
         any = any || is_byte_kernel(&g->groups[i]);
     if (!any) return TN_OK;
-    bool *words = tn_mem_alloc(g->value_count * sizeof *words);
+    AUTO_FREE bool *words = tn_mem_alloc(g->value_count * sizeof *words);
     if (!words) return TN_ERR_MEMORY;
     for (size_t i = 0; i < g->value_count; i++)
         words[i] = may_be_in_words(g, (int)i);
@@ -158,6 +158,5 @@ tn_status tn_lay_bytes_in_words(const tn_graph_plan *g) {
         const int64_t *shape = g->values[i].node->shape;
         if (words[i]) g->values[i].memory.padded = tn_conv_word_bytes(shape[0], shape[1], shape[2] * shape[3]);
     }
-    tn_mem_free(words);
     return TN_OK;
 }

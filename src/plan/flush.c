@@ -615,15 +615,12 @@ static tn_status evaluate_only(tn_recorder *r, tn_plan_cache *c, const first_nod
 
 /* TN_ERR_STATE: there is nothing that could be computed before. */
 static tn_status evaluate_first(tn_recorder *r, tn_plan_cache *c, const tn_plan *p) {
-    first_nodes first = {0}, operands = {0};
-    tn_status s = find_first(r, &c->binding, p, &first);
-    if (s == TN_OK && first.count == 0) s = TN_ERR_STATE;
-    if (s == TN_OK) s = find_operands(r, &first, &operands);
-    if (s == TN_OK) s = evaluate_only(r, c, &operands, false);
-    if (s == TN_OK) s = evaluate_only(r, c, &first, true);
-    release_first(&operands);
-    release_first(&first);
-    return s;
+    AUTO_CALL(release_first) first_nodes first = {0}, operands = {0};
+    TRY(find_first(r, &c->binding, p, &first));
+    if (first.count == 0) return TN_ERR_STATE;
+    TRY(find_operands(r, &first, &operands));
+    TRY(evaluate_only(r, c, &operands, false));
+    return evaluate_only(r, c, &first, true);
 }
 
 /* The binding and its plan, whose operations that come first have been computed. */
@@ -671,13 +668,12 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
 /* After a failed check the rest is computed nevertheless: a later evaluation shall not fail for an index of this one.
  * The first failure is told. */
 static tn_status evaluate_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_status s) {
-    char *first = tn_mem_strdup(tn_error());
+    AUTO_FREE char *first = tn_mem_strdup(tn_error());
     while (c->rest_is_open) {
         c->rest_is_open = false;
         (void)evaluate_all(r, c, targets, count); /* memory may be out: then the rest stays recorded */
     }
     if (first) s = tn_fail(s, "%s", first);
-    tn_mem_free(first);
     return s;
 }
 

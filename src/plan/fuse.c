@@ -940,12 +940,11 @@ static bool is_here(const tn_group *group) { return group->run.native && !group-
 tn_status tn_lay_out_conv_results(tn_graph_plan *g) {
     if (!g->binding->device->is_cpu) return TN_OK;
     TRY(tn_lay_bytes_in_words(g));
-    bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs), *blocked = convs + g->group_count;
+    AUTO_FREE bool *convs = tn_mem_zalloc(g->group_count + g->value_count + 1, sizeof *convs);
+    bool *blocked = convs + g->group_count;
     if (!convs) return TN_ERR_MEMORY;
     bool any = false;
     for (size_t i = 0; i < g->group_count; i++)
         any |= convs[i] = is_here(&g->groups[i]) && tn_conv_is_window(g->groups[i].run.native);
-    tn_status s = any ? tn_conv_lay_in_blocks(g, convs, blocked) : TN_OK;
-    tn_mem_free(convs);
-    return s;
+    return any ? tn_conv_lay_in_blocks(g, convs, blocked) : TN_OK;
 }

@@ -157,16 +157,15 @@ static tn_tensor *step_before(const tn_tensor *after) {
 static tn_tensor *post(tn_group *g, const tn_tensor *t, const tn_tensor *lengths, int64_t received,
                        const tn_tensor *after) {
     tn_attrs attrs = {.n_i = 3, .i = {(int64_t)(intptr_t)g, received, 2 * tn_group_next_number(g)}};
-    tn_tensor *before = step_before(after);
-    tn_tensor *posted = tn_record(TN_OP_GROUP_POST, (const tn_tensor *[]){t, before, lengths}, 3, &attrs);
-    tn_free(before);
-    return posted;
+    AUTO_TENSOR tn_tensor *before = step_before(after);
+    return tn_record(TN_OP_GROUP_POST, (const tn_tensor *[]){t, before, lengths}, 3, &attrs);
 }
 
 tn_tensor *tn_group_post_scatter(tn_group *g, const tn_tensor *t, const int64_t *lengths, const tn_tensor *after) {
     tn_status s = check_step(g, t, "tn_group_post_scatter");
     if (s == TN_OK) s = tn_need(lengths, "tn_group_post_scatter: lengths");
-    int64_t size = tn_group_size(g), sum = 0, *bytes = s == TN_OK ? tn_mem_alloc((size_t)size * sizeof *bytes) : NULL;
+    int64_t size = tn_group_size(g), sum = 0;
+    AUTO_FREE int64_t *bytes = s == TN_OK ? tn_mem_alloc((size_t)size * sizeof *bytes) : NULL;
     for (int64_t i = 0; bytes && i < size; i++) {
         sum += lengths[i];
         bytes[i] = lengths[i] * (int64_t)tn_dtype_size(tn_dtype_of(t));
@@ -176,12 +175,8 @@ tn_tensor *tn_group_post_scatter(tn_group *g, const tn_tensor *t, const int64_t 
     if (s == TN_OK && sum != tn_numel(t))
         s = tn_fail(TN_ERR_SHAPE, "tn_group_post_scatter: the lengths add up to %lld, but the tensor has %lld elements",
                     (long long)sum, (long long)tn_numel(t));
-    tn_tensor *table = s == TN_OK ? (tn_from_data)(bytes, &size, 1, TN_I64) : NULL;
-    tn_tensor *posted =
-        table ? post(g, t, table, tn_max64(size * lengths[tn_group_rank(g)], 1), after) : tn_tensor_error(s);
-    tn_mem_free(bytes);
-    tn_free(table);
-    return posted;
+    AUTO_TENSOR tn_tensor *table = s == TN_OK ? (tn_from_data)(bytes, &size, 1, TN_I64) : NULL;
+    return table ? post(g, t, table, tn_max64(size * lengths[tn_group_rank(g)], 1), after) : tn_tensor_error(s);
 }
 
 tn_tensor *tn_group_post_all_gather(tn_group *g, const tn_tensor *t, const tn_tensor *after) {
@@ -194,9 +189,8 @@ tn_tensor *tn_group_receive(tn_group *g, const tn_tensor *posted, const tn_tenso
     if (s == TN_OK) s = check_step(g, sent, "tn_group_receive");
     if (s != TN_OK) return tn_tensor_error(s);
     tn_attrs attrs = {.n_i = 1, .i = {(int64_t)(intptr_t)g}};
-    tn_tensor *before = step_before(after);
+    AUTO_TENSOR tn_tensor *before = step_before(after);
     tn_tensor *complete = tn_record(TN_OP_GROUP_AWAIT, (const tn_tensor *[]){posted, sent, before}, 3, &attrs);
-    tn_free(before);
     if (tn_status_of(complete) != TN_OK) return complete;
     tn_tensor *received = tn_record(TN_OP_GATED, (const tn_tensor *[]){posted, complete}, 2, NULL);
     tn_free(complete);

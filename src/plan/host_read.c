@@ -20,13 +20,11 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     for (int i = 0; i < count; i++)
         if (tensors[i] && !tn_tensor_is_live(tensors[i])) return tn_need_tensor(tensors[i], "tn_eval: a tensor");
     if (r->capturing && count <= 0) return TN_OK; /* a step of training asks for it: it is part of what is captured */
-    tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
+    AUTO_FREE tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)
         nodes[i] = tn_tensor_node(tensors[i]);
-    tn_status s = evaluate_for_read(r, nodes, count);
-    tn_mem_free(nodes);
-    return s;
+    return evaluate_for_read(r, nodes, count);
 }
 
 static tn_status computed_node(const tn_tensor *t, tn_node **out) {
@@ -70,12 +68,11 @@ static tn_status copy_elements(const tn_node *n, void *out) {
         gather_read(n, root->buffer->address, out);
         return TN_OK;
     }
-    char *bytes = tn_mem_alloc(tn_node_bytes(root));
+    AUTO_FREE char *bytes = tn_mem_alloc(tn_node_bytes(root));
     if (!bytes) return TN_ERR_MEMORY;
-    tn_status s = tn_buffer_read(root->buffer, 0, bytes, tn_node_bytes(root));
-    if (s == TN_OK) gather_read(n, bytes, out);
-    tn_mem_free(bytes);
-    return s;
+    TRY(tn_buffer_read(root->buffer, 0, bytes, tn_node_bytes(root)));
+    gather_read(n, bytes, out);
+    return TN_OK;
 }
 
 /* The host has waited for the device, so what was counted there is reported. */

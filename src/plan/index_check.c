@@ -240,12 +240,10 @@ static tn_status compare(tn_plan *p, tn_plan_check *k, const char *indices) {
 static tn_status check(tn_plan *p, tn_plan_check *k) {
     const char *there = (const char *)*k->pointer + k->begin;
     if (p->device->is_cpu) return compare(p, k, there);
-    char *fetched = tn_mem_alloc(k->bytes);
+    AUTO_FREE char *fetched = tn_mem_alloc(k->bytes);
     if (!fetched) return TN_ERR_MEMORY;
-    tn_status s = tn_device_fetch(p->device, tn_stream_handle(p->device), fetched, there, k->bytes);
-    if (s == TN_OK) s = compare(p, k, fetched);
-    tn_mem_free(fetched);
-    return s;
+    TRY(tn_device_fetch(p->device, tn_stream_handle(p->device), fetched, there, k->bytes));
+    return compare(p, k, fetched);
 }
 
 /* Borrowed memory may change without a new version. */

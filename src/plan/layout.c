@@ -271,22 +271,20 @@ static bool computes_on_host(const tn_graph_plan *g) {
 }
 
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies) {
-    tn_arena a = {0}, h = {0};
+    AUTO_CALL(arena_end) tn_arena a = {0}, h = {0};
     place_leaves(g);
     tn_concat_leave_host(g);
-    tn_status s = arena_begin(&a, (int)g->group_count, g->value_count);
-    if (s == TN_OK && computes_on_host(g)) s = arena_begin(&h, (int)g->group_count, g->value_count);
-    for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
-        s = lay_out_group(g, &a, &h, (int)i, copies);
+    TRY(arena_begin(&a, (int)g->group_count, g->value_count));
+    if (computes_on_host(g)) TRY(arena_begin(&h, (int)g->group_count, g->value_count));
+    for (size_t i = 0; i < g->group_count; i++)
+        TRY(lay_out_group(g, &a, &h, (int)i, copies));
     int64_t largest = tn_max64(a.high, h.high);
-    if (s == TN_OK && largest > PTRDIFF_MAX) /* only where an address has 32 bits */
-        s = tn_fail(TN_ERR_MEMORY, "the values of one evaluation take %lld bytes, more than can be addressed here",
-                    (long long)largest);
+    if (largest > PTRDIFF_MAX) /* only where an address has 32 bits */
+        return tn_fail(TN_ERR_MEMORY, "the values of one evaluation take %lld bytes, more than can be addressed here",
+                       (long long)largest);
     *arena_bytes = (size_t)a.high;
     *host_bytes = (size_t)h.high;
-    arena_end(&a);
-    arena_end(&h);
-    return s;
+    return TN_OK;
 }
 
 /* ==== best-fit offsets in the arena =============================================================================== */

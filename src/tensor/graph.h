@@ -137,6 +137,11 @@ void tn_node_end(tn_node *n); /* its last reference has gone: frees it and what 
 static inline void tn_node_release(tn_node *n) {
     if (n && tn_node_count(n, &n->refs, -1) == 1) tn_node_end(n);
 }
+/* As AUTO_FREE, for one reference to a node or a tensor. */
+#define AUTO_NODE AUTO_CALL(tn_node_release_held)
+#define AUTO_TENSOR AUTO_CALL(tn_tensor_free_held)
+static inline void tn_node_release_held(tn_node **n) { tn_node_release(*n); }
+static inline void tn_tensor_free_held(tn_tensor **t) { tn_free(*t); }
 /* Offset and strides of a node's elements in its root's buffer, contiguous ones for non-views. Returns the root. */
 const tn_node *tn_node_layout(const tn_node *n, int64_t *offset, int64_t stride[TN_MAX_RANK]);
 bool tn_node_contiguous(const tn_node *n); /* its elements are its root's, all of them, in order */

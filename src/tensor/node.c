@@ -925,7 +925,8 @@ static __attribute__((noinline)) tn_node *make_in_pieces(int op, tn_node *const 
         return tn_node_failed(
             tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given; the limit is %d", row->name, n_in, TN_MAX_INPUTS));
     int count = (n_in + TN_MAX_INPUTS - 1) / TN_MAX_INPUTS;
-    tn_node **pieces = tn_mem_zalloc((size_t)count, sizeof *pieces), *result;
+    AUTO_FREE tn_node **pieces = tn_mem_zalloc((size_t)count, sizeof *pieces);
+    tn_node *result;
     if (!pieces) return tn_node_retain(&out_of_memory);
     tn_dtype to = TN_F32;
     bool cast = needs_casts(row, in, n_in, f, &to);
@@ -942,7 +943,6 @@ static __attribute__((noinline)) tn_node *make_in_pieces(int op, tn_node *const 
     result = tn_node_make(TN_OP_CAT, pieces, count, attrs);
     for (int k = 0; k < count; k++)
         tn_node_release(pieces[k]);
-    tn_mem_free(pieces);
     return result;
 }
 

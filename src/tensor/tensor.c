@@ -185,22 +185,20 @@ static inline tn_handle *handle_alloc(void) {
 }
 
 static __attribute__((noinline)) void handle_spare(tn_handle *t) {
-    pthread_mutex_lock(&spare_handles.lock);
+    AUTO_LOCK(&spare_handles.lock);
     t->base = spare_handles.first;
     spare_handles.first = t;
-    pthread_mutex_unlock(&spare_handles.lock);
 }
 
 static __attribute__((noinline)) void handle_retire(tn_handle *t) {
     t->base = NULL;
-    pthread_mutex_lock(&spare_handles.lock);
+    AUTO_LOCK(&spare_handles.lock);
     if (spare_handles.retired)
         spare_handles.newest->base = t;
     else
         spare_handles.retired = t;
     spare_handles.newest = t;
     spare_handles.retired_count++;
-    pthread_mutex_unlock(&spare_handles.lock);
 }
 
 static inline void handle_recycle(tn_handle *t) {
@@ -255,12 +253,11 @@ static void handles_free(tn_handle *first) {
 
 void tn_handles_drop(void) {
     tn_handles_retire();
-    pthread_mutex_lock(&spare_handles.lock);
+    AUTO_LOCK(&spare_handles.lock);
     handles_free(spare_handles.first);
     handles_free(spare_handles.retired);
     spare_handles.first = spare_handles.retired = spare_handles.newest = NULL;
     spare_handles.retired_count = 0;
-    pthread_mutex_unlock(&spare_handles.lock);
 }
 
 /* A handle that no scope knows, which takes the reference; NULL when memory is out. */
@@ -424,9 +421,8 @@ static bool refresh(tn_handle *t, const tn_storage *s) {
 }
 
 static __attribute__((noinline)) tn_node *refreshed_node(tn_handle *t, const tn_storage *s) {
-    pthread_mutex_lock(&refresh_lock);
+    AUTO_LOCK(&refresh_lock);
     bool current = refresh(t, s);
-    pthread_mutex_unlock(&refresh_lock);
     return current ? t->node : &no_memory_node;
 }
 
@@ -827,10 +823,8 @@ tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
     tn_node *value = tn_tensor_node(src), *now = tn_tensor_node(dst);
     bool apart = !((value->flags | now->flags) & TN_NODE_ERROR) && value->device != now->device;
     if (!apart) return write_node(dst, value, false, "copy");
-    tn_tensor *moved = tn_tensor_unscoped(tn_graph_evaluator.to_device(src, now->device));
-    dst = write_node(dst, tn_tensor_node(moved), false, "copy");
-    tn_free(moved);
-    return dst;
+    AUTO_TENSOR tn_tensor *moved = tn_tensor_unscoped(tn_graph_evaluator.to_device(src, now->device));
+    return write_node(dst, tn_tensor_node(moved), false, "copy");
 }
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {

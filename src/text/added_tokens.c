@@ -134,16 +134,14 @@ static tn_status repair(tn_bytes *out, const char *text, size_t size) {
 }
 
 tn_status tn_hf_encode_text(tn_hf_work *w, const char *text, size_t size) {
-    tn_bytes repaired = {0};
-    tn_status status = tn_txt_matcher_set(&w->matcher, size);
-    if (status == TN_OK && tn_txt_utf8_valid(text, size) < size) {
-        status = repair(&repaired, text, size);
+    AUTO_BYTES tn_bytes repaired = {0};
+    TRY(tn_txt_matcher_set(&w->matcher, size));
+    if (tn_txt_utf8_valid(text, size) < size) {
+        TRY(repair(&repaired, text, size));
         text = repaired.data;
         size = repaired.size;
     }
-    if (status == TN_OK) status = split_added(w, &w->hf->raw, text, size, true, take_raw);
-    tn_bytes_free(&repaired);
-    return status;
+    return split_added(w, &w->hf->raw, text, size, true, take_raw);
 }
 
 void tn_hf_work_free(tn_hf_work *w) {

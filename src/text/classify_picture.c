@@ -123,14 +123,11 @@ static tn_status read_all(const hf_folder *f, const tn_json *o, picture_preparat
 }
 
 tn_status tn_picture_read(const hf_folder *f, picture_preparation *p) {
-    tn_json_doc *doc;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
     TRY(tn_hf_json(f, "preprocessor_config.json", &doc));
-    tn_status status =
-        doc ? read_all(f, tn_json_root(doc), p)
-            : tn_backend_fail(TN_ERR_IO, "'%s' has no preprocessor_config.json, which says how pictures are resized",
-                              f->path);
-    tn_json_free(doc);
-    return status;
+    return doc ? read_all(f, tn_json_root(doc), p)
+               : tn_backend_fail(TN_ERR_IO, "'%s' has no preprocessor_config.json, which says how pictures are resized",
+                                 f->path);
 }
 
 /* What a picture of h by w pixels is resized to. */

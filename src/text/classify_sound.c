@@ -55,7 +55,7 @@ static tn_tensor *failed(tn_status status) { return tn_txt_failed(status, "%s", 
 
 tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count) {
     const int64_t window = MEL_WINDOW_FRAMES * MEL_HOP;
-    float *room = NULL;
+    AUTO_TXT_FREE float *room = NULL;
     tn_status status = TN_OK;
     bool waves = c->family->input == INPUT_WAVES, bank = c->family->input == INPUT_FILTER_BANK;
     if (waves && (count > MOST_SECONDS * TN_SPEECH_RATE || tn_ctc_encoder_frames(&c->waves, count) < 1))
@@ -68,12 +68,10 @@ tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count
     for (int64_t i = 0; bank && i < c->frames * c->mels; i++)
         room[i] = (float)(((double)room[i] - c->mean) / (2 * c->std));
     if (!waves && !bank) status = tn_log_mel_run(&c->mel, samples, count < window ? count : window, room);
-    tn_tensor *x = status != TN_OK ? failed(status)
-                   : waves         ? tn_from_data(room, TN_DIMS(count), TN_F32)
-                   : bank          ? tn_from_data(room, TN_DIMS(1, c->frames, c->mels), TN_F32)
-                                   : tn_from_data(room, TN_DIMS(1, c->mels, c->frames), TN_F32);
-    tn_txt_free(room);
-    return x;
+    return status != TN_OK ? failed(status)
+           : waves         ? tn_from_data(room, TN_DIMS(count), TN_F32)
+           : bank          ? tn_from_data(room, TN_DIMS(1, c->frames, c->mels), TN_F32)
+                           : tn_from_data(room, TN_DIMS(1, c->mels, c->frames), TN_F32);
 }
 
 /* ---- networks ---------------------------------------------------------------------------------------------------- */
@@ -90,7 +88,7 @@ static tn_tensor *classified(tn_classifier *c, tn_tensor *x, tn_tensor *const *s
 
 tn_tensor *tn_record_whisper(tn_classifier *c, tn_tensor *x) {
     net *n = &c->net;
-    tn_tensor **states = tn_txt_zalloc((size_t)c->layers + 1, sizeof(tn_tensor *));
+    AUTO_TXT_FREE tn_tensor **states = tn_txt_zalloc((size_t)c->layers + 1, sizeof(tn_tensor *));
     if (!states) return failed(TN_ERR_MEMORY);
     tn_net_at(n, "encoder.");
     x = n->activation(tn_net_conv1d(n, x, "conv1", true, 1, 1));
@@ -103,16 +101,12 @@ tn_tensor *tn_record_whisper(tn_classifier *c, tn_tensor *x) {
     }
     tn_net_at(n, "encoder.");
     states[c->layers] = x = tn_net_norm(n, x, "layer_norm");
-    x = classified(c, x, states);
-    tn_txt_free(states);
-    return x;
+    return classified(c, x, states);
 }
 
 tn_tensor *tn_record_waves(tn_classifier *c, tn_tensor *x) {
-    tn_tensor **states = tn_txt_zalloc((size_t)c->layers + 1, sizeof(tn_tensor *));
+    AUTO_TXT_FREE tn_tensor **states = tn_txt_zalloc((size_t)c->layers + 1, sizeof(tn_tensor *));
     if (!states) return failed(TN_ERR_MEMORY);
     x = tn_ctc_encoder_record(&c->waves, &c->net, x, states);
-    x = classified(c, x, states);
-    tn_txt_free(states);
-    return x;
+    return classified(c, x, states);
 }

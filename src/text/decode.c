@@ -88,20 +88,17 @@ static tn_status add_cleaned(tn_hf_texts *out, tn_text_slice text) {
     static const char *const rules[][2] = {{" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
                                            {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
                                            {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
-    tn_hf_texts now = {0}, next = {0};
-    tn_status status = add_decoder(&now, text.data, text.size);
-    for (size_t i = 0; i < sizeof rules / sizeof *rules && status == TN_OK; i++) {
+    AUTO_CALL(free_texts) tn_hf_texts now = {0}, next = {0};
+    TRY(add_decoder(&now, text.data, text.size));
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         next.text.size = 0;
-        status = add_replaced(&next, slice(&now.text), (tn_text_slice){rules[i][0], strlen(rules[i][0])},
-                              (tn_text_slice){rules[i][1], strlen(rules[i][1])});
+        TRY(add_replaced(&next, slice(&now.text), (tn_text_slice){rules[i][0], strlen(rules[i][0])},
+                         (tn_text_slice){rules[i][1], strlen(rules[i][1])}));
         const tn_hf_texts swap = now;
         now = next;
         next = swap;
     }
-    if (status == TN_OK) status = add_decoder(out, now.text.data, now.text.size);
-    free_texts(&now);
-    free_texts(&next);
-    return status;
+    return add_decoder(out, now.text.data, now.text.size);
 }
 
 static tn_status read_word_piece(tn_hf_step *s, const tn_json *v) {
@@ -110,21 +107,18 @@ static tn_status read_word_piece(tn_hf_step *s, const tn_json *v) {
 }
 
 static tn_status decode_word_piece(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    tn_bytes word = {0};
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < in->count && status == TN_OK; i++) {
+    AUTO_BYTES tn_bytes word = {0};
+    for (size_t i = 0; i < in->count; i++) {
         tn_text_slice text = text_at(in, i);
         bool later = i > 0 || in->begun, continues = later && tn_hf_begins(text.data, text.size, &s->text);
         size_t cut = continues ? s->text.size : 0;
         word.size = 0;
-        status = tn_bytes_append(&word, " ", later && !continues ? 1 : 0);
-        if (status == TN_OK) status = tn_bytes_append(&word, text.data + cut, text.size - cut);
-        if (status == TN_OK)
-            status = s->on[0] ? add_cleaned(out, slice(&word)) : add_decoder(out, word.data, word.size);
-        if (status == TN_OK) status = end_text(out);
+        TRY(tn_bytes_append(&word, " ", later && !continues ? 1 : 0));
+        TRY(tn_bytes_append(&word, text.data + cut, text.size - cut));
+        TRY(s->on[0] ? add_cleaned(out, slice(&word)) : add_decoder(out, word.data, word.size));
+        TRY(end_text(out));
     }
-    tn_bytes_free(&word);
-    return status;
+    return TN_OK;
 }
 
 static tn_status read_metaspace(tn_hf_step *s, const tn_json *v) {
@@ -176,24 +170,21 @@ static tn_status end_bytes(const tn_hf_texts *in, const tn_bytes *bytes, tn_hf_t
 }
 
 static tn_status decode_byte_fallback(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    tn_bytes bytes = {0};
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < in->count && status == TN_OK; i++) {
+    AUTO_BYTES tn_bytes bytes = {0};
+    for (size_t i = 0; i < in->count; i++) {
         tn_text_slice text = text_at(in, i);
         int byte = byte_of(text);
         char one = (char)byte;
         if (byte >= 0) {
-            status = tn_bytes_append(&bytes, &one, 1);
+            TRY(tn_bytes_append(&bytes, &one, 1));
             continue;
         }
-        status = end_bytes(in, &bytes, out);
+        TRY(end_bytes(in, &bytes, out));
         bytes.size = 0;
-        if (status == TN_OK) status = add_decoder(out, text.data, text.size);
-        if (status == TN_OK) status = end_text(out);
+        TRY(add_decoder(out, text.data, text.size));
+        TRY(end_text(out));
     }
-    if (status == TN_OK) status = end_bytes(in, &bytes, out);
-    tn_bytes_free(&bytes);
-    return status;
+    return end_bytes(in, &bytes, out);
 }
 
 static tn_status decode_fuse(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
@@ -243,12 +234,10 @@ static tn_status replace_one(const tn_hf_step *s, tn_txt_matcher *m, tn_text_sli
 }
 
 static tn_status decode_replace(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    tn_txt_matcher matcher = {0};
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < in->count && status == TN_OK; i++)
-        status = replace_one(s, &matcher, text_at(in, i), out);
-    tn_txt_matcher_free(&matcher);
-    return status;
+    AUTO_CALL(tn_txt_matcher_free) tn_txt_matcher matcher = {0};
+    for (size_t i = 0; i < in->count; i++)
+        TRY(replace_one(s, &matcher, text_at(in, i), out));
+    return TN_OK;
 }
 
 static tn_status read_ctc(tn_hf_step *s, const tn_json *v) {
@@ -259,22 +248,18 @@ static tn_status read_ctc(tn_hf_step *s, const tn_json *v) {
 
 /* Of tokens that repeat one counts; padding parts them and goes. */
 static tn_status decode_ctc(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
-    tn_hf_texts plain = {0}, clean = {0};
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < in->count && status == TN_OK; i++) {
+    AUTO_CALL(free_texts) tn_hf_texts plain = {0}, clean = {0};
+    for (size_t i = 0; i < in->count; i++) {
         tn_text_slice text = text_at(in, i), before = i > 0 ? text_at(in, i - 1) : (tn_text_slice){0};
         if (i > 0 && text.size == before.size && !memcmp(text.data, before.data, text.size)) continue;
         plain.text.size = clean.text.size = 0;
-        status = add_replaced(&plain, text, slice(&s->text), (tn_text_slice){"", 0});
-        if (status == TN_OK && s->on[0]) status = add_cleaned(&clean, slice(&plain.text));
-        if (status == TN_OK)
-            status = s->on[0] ? add_replaced(out, slice(&clean.text), slice(&s->more), (tn_text_slice){" ", 1})
-                              : add_decoder(out, plain.text.data, plain.text.size);
-        if (status == TN_OK && open_size(out) > 0) status = end_text(out);
+        TRY(add_replaced(&plain, text, slice(&s->text), (tn_text_slice){"", 0}));
+        if (s->on[0]) TRY(add_cleaned(&clean, slice(&plain.text)));
+        TRY(s->on[0] ? add_replaced(out, slice(&clean.text), slice(&s->more), (tn_text_slice){" ", 1})
+                     : add_decoder(out, plain.text.data, plain.text.size));
+        if (open_size(out) > 0) TRY(end_text(out));
     }
-    free_texts(&plain);
-    free_texts(&clean);
-    return status;
+    return TN_OK;
 }
 
 const tn_hf_row tn_hf_decoders[] = {
@@ -465,15 +450,13 @@ static tn_status apply_post(const tn_json *v, parts *p, int depth) {
 }
 
 static tn_status compile_post(const tn_json *v, int texts, tn_hf_items *out) {
-    parts p = {.count = texts};
-    tn_status status = TN_OK;
-    for (int i = 0; i < texts && status == TN_OK; i++)
-        status = add_post(&p.lists[i], (tn_hf_item){.id = -1, .type = i, .which = (uint8_t)i});
-    if (status == TN_OK) status = apply_post(v, &p, 0);
-    for (int i = 0; i < p.count && status == TN_OK; i++)
-        status = add_list(out, &p.lists[i], -1);
-    free_parts(&p);
-    return status;
+    AUTO_CALL(free_parts) parts p = {.count = texts};
+    for (int i = 0; i < texts; i++)
+        TRY(add_post(&p.lists[i], (tn_hf_item){.id = -1, .type = i, .which = (uint8_t)i}));
+    TRY(apply_post(v, &p, 0));
+    for (int i = 0; i < p.count; i++)
+        TRY(add_list(out, &p.lists[i], -1));
+    return TN_OK;
 }
 
 static tn_status read_truncation(tn_hf *hf, const tn_json *v) {

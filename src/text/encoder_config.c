@@ -434,11 +434,9 @@ static tn_status open_config(const hf_folder *f, const char *path, tn_json_doc *
 }
 
 static tn_status read_pooling(const hf_folder *f, const char *path, encoder_config *c) {
-    tn_json_doc *doc;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
     TRY(open_config(f, path, &doc));
-    tn_status status = take_pooling(f, path, tn_json_root(doc), c);
-    tn_json_free(doc);
-    return status;
+    return take_pooling(f, path, tn_json_root(doc), c);
 }
 
 /* ---- dense layers ------------------------------------------------------------------------------------------------ */
@@ -580,14 +578,12 @@ static tn_status take_module(const hf_folder *f, const tn_json *module, size_t i
 }
 
 static tn_status read_modules(const hf_folder *f, encoder_config *c, modules *m) {
-    tn_json_doc *doc;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
     TRY(tn_hf_json(f, "modules.json", &doc));
     const tn_json *list = tn_json_root(doc);
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < tn_json_length(list) && status == TN_OK; i++)
-        status = take_module(f, tn_json_at(list, i), i, c, m);
-    tn_json_free(doc);
-    return status;
+    for (size_t i = 0; i < tn_json_length(list); i++)
+        TRY(take_module(f, tn_json_at(list, i), i, c, m));
+    return TN_OK;
 }
 
 static tn_status read_longest(const hf_folder *f, encoder_config *c) {

@@ -37,11 +37,9 @@ static char *path_of(const char *folder, const char *name) {
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out) {
     struct stat facts;
     *out = NULL;
-    char *path = path_of(f->path, name);
+    AUTO_TXT_FREE char *path = path_of(f->path, name);
     if (!path) return TN_ERR_MEMORY;
-    tn_status status = stat(path, &facts) == 0 ? tn_json_open(path, out) : TN_OK;
-    tn_txt_free(path);
-    return status;
+    return stat(path, &facts) == 0 ? tn_json_open(path, out) : TN_OK;
 }
 
 /* What is true or false in all families: a fallback in place of another kind of value would give wrong results. */
@@ -332,12 +330,10 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
 bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type)) {
     char file[4096];
     struct stat facts;
-    tn_json_doc *doc = NULL;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
     if (!tn_hf_is_folder(path) || snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file) return false;
     if (stat(file, &facts) != 0 || tn_json_open(file, &doc) != TN_OK) return false;
-    bool known = is_known(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), ""));
-    tn_json_free(doc);
-    return known;
+    return is_known(tn_json_string(tn_json_get(tn_json_root(doc), "model_type"), ""));
 }
 
 tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) {
@@ -423,10 +419,9 @@ struct hf_weights {
 
 static bool is_there(const char *folder, const char *name, bool *failed) {
     struct stat facts;
-    char *path = path_of(folder, name);
+    AUTO_TXT_FREE char *path = path_of(folder, name);
     bool there = path && stat(path, &facts) == 0 && S_ISREG(facts.st_mode);
     *failed |= !path;
-    tn_txt_free(path);
     return there;
 }
 
@@ -437,11 +432,11 @@ static int by_name(const void *a, const void *b) {
 }
 
 static tn_status open_file(hf_weights *w, const char *folder, const char *name) {
-    char *path = path_of(folder, name);
-    tn_status status = path ? tn_pickle_open(path, &w->files[w->file_count]) : TN_ERR_MEMORY;
-    w->file_count += status == TN_OK;
-    tn_txt_free(path);
-    return status;
+    AUTO_TXT_FREE char *path = path_of(folder, name);
+    if (!path) return TN_ERR_MEMORY;
+    TRY(tn_pickle_open(path, &w->files[w->file_count]));
+    w->file_count++;
+    return TN_OK;
 }
 
 /* The list of all tensors, sorted by name. A name in two shards is an error, because which one counts is not
@@ -490,19 +485,15 @@ static tn_status open_named(hf_weights *w, const char *folder, const tn_json *ma
 }
 
 static tn_status open_index(hf_weights *w, const char *folder, const char *name) {
-    char *path = path_of(folder, name);
-    tn_json_doc *doc = NULL;
-    tn_status status = path ? tn_json_open(path, &doc) : TN_ERR_MEMORY;
-    const tn_json *map = status == TN_OK ? tn_json_get(tn_json_root(doc), "weight_map") : NULL;
-    const char **names = NULL;
-    if (status == TN_OK && tn_json_kind_of(map) != TN_JSON_OBJECT)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': the object \"weight_map\" is missing", path);
-    if (status == TN_OK && !(names = tn_txt_zalloc(tn_json_length(map) + 1, sizeof *names))) status = TN_ERR_MEMORY;
-    if (status == TN_OK) status = open_named(w, folder, map, names);
-    tn_txt_free(names);
-    tn_json_free(doc);
-    tn_txt_free(path);
-    return status;
+    AUTO_TXT_FREE char *path = path_of(folder, name);
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
+    if (!path) return TN_ERR_MEMORY;
+    TRY(tn_json_open(path, &doc));
+    const tn_json *map = tn_json_get(tn_json_root(doc), "weight_map");
+    if (tn_json_kind_of(map) != TN_JSON_OBJECT)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': the object \"weight_map\" is missing", path);
+    AUTO_TXT_FREE const char **names = tn_txt_zalloc(tn_json_length(map) + 1, sizeof *names);
+    return names ? open_named(w, folder, map, names) : TN_ERR_MEMORY;
 }
 
 static tn_status weights_open_all(hf_weights *w, const char *folder) {

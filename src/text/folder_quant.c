@@ -360,15 +360,14 @@ static void decode_packed(const packed *p, float *out) {
 
 static tn_status read_packed(const hf_quant *q, const item *t, float *out) {
     packed p = {.q = q, .rows = t->info.shape[0], .columns = t->info.shape[1]};
-    float *scales = NULL;
+    AUTO_TXT_FREE float *scales = NULL;
     if (!find_part(q, t->name, "qweight", &p.words) || !find_part(q, t->name, "qzeros", &p.zeros))
         return misfit(q, t->name, "its parts are missing");
     if (!find_part(q, t->name, "g_idx", &p.order)) p.order.data = NULL;
-    tn_status status = read_part(q, t->name, "scales", pieces(p.columns, q->group) * p.rows, &scales);
+    TRY(read_part(q, t->name, "scales", pieces(p.columns, q->group) * p.rows, &scales));
     p.scales = scales;
-    if (status == TN_OK) decode_packed(&p, out);
-    tn_txt_free(scales);
-    return status;
+    decode_packed(&p, out);
+    return TN_OK;
 }
 
 /* A byte of e4m3: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinities, NaN is all ones. */
@@ -403,20 +402,20 @@ static tn_status read_fp8(const hf_quant *q, const item *t, float *out) {
     tn_safetensors_info s, words = {.struct_size = sizeof words};
     int64_t rows = t->info.shape[0], columns = t->info.shape[1], block[2];
     const char *ending = find_part(q, t->name, "weight_scale_inv", &s) ? "weight_scale_inv" : "weight_scale";
-    float table[256], *scales = NULL;
+    float table[256];
+    AUTO_TXT_FREE float *scales = NULL;
     if (!find_part(q, t->name, ending, &s)) return misfit(q, t->name, "its scales are missing");
     TRY(fp8_blocks(q, t, &s, block));
     TRY(tn_safetensors_find(q->file, t->name, &words));
     int64_t across = pieces(columns, block[1]);
-    tn_status status = read_part(q, t->name, ending, pieces(rows, block[0]) * across, &scales);
+    TRY(read_part(q, t->name, ending, pieces(rows, block[0]) * across, &scales));
     for (int i = 0; i < 256; i++)
         table[i] = decode_fp8((uint8_t)i);
-    for (int64_t r = 0; r < rows && status == TN_OK; r++)
+    for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++)
             out[r * columns + c] =
                 table[((const uint8_t *)words.data)[r * columns + c]] * scales[r / block[0] * across + c / block[1]];
-    tn_txt_free(scales);
-    return status;
+    return TN_OK;
 }
 
 tn_tensor *tn_hf_quant_tensor(const hf_quant *q, const char *name) {

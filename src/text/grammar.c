@@ -471,15 +471,14 @@ static tn_status walk_from(const tn_grammar *g, const bool *empty, uint8_t *seen
 }
 
 static tn_status check_recursion(const tn_grammar *g) {
-    bool *empty = tn_txt_zalloc(g->rule_count, sizeof *empty);
-    uint8_t *seen = tn_txt_zalloc(g->rule_count, sizeof *seen);
-    walk *ways = tn_txt_alloc(g->rule_count, sizeof *ways);
-    tn_status status = empty && seen && ways ? TN_OK : TN_ERR_MEMORY;
-    if (status == TN_OK) find_empty(g, empty);
-    for (size_t i = 0; i < g->rule_count && status == TN_OK; i++)
-        if (seen[i] == UNSEEN) status = walk_from(g, empty, seen, ways, (int32_t)i);
-    tn_txt_free_each(empty, seen, ways);
-    return status;
+    AUTO_TXT_FREE bool *empty = tn_txt_zalloc(g->rule_count, sizeof *empty);
+    AUTO_TXT_FREE uint8_t *seen = tn_txt_zalloc(g->rule_count, sizeof *seen);
+    AUTO_TXT_FREE walk *ways = tn_txt_alloc(g->rule_count, sizeof *ways);
+    if (!empty || !seen || !ways) return TN_ERR_MEMORY;
+    find_empty(g, empty);
+    for (size_t i = 0; i < g->rule_count; i++)
+        if (seen[i] == UNSEEN) TRY(walk_from(g, empty, seen, ways, (int32_t)i));
+    return TN_OK;
 }
 
 static tn_status read_grammar(reader *r) {

@@ -293,11 +293,9 @@ static tn_status put_schema(schema_writer *w, const tn_json *schema, tn_bytes *o
 }
 
 static tn_status write_schema(schema_writer *w, const tn_json *schema, int *rule) {
-    tn_bytes body = {0};
-    tn_status status = put_schema(w, schema, &body);
-    if (status == TN_OK) status = end_rule(w, &body, rule);
-    tn_bytes_free(&body);
-    return status;
+    AUTO_BYTES tn_bytes body = {0};
+    TRY(put_schema(w, schema, &body));
+    return end_rule(w, &body, rule);
 }
 
 static const char any_json[] =

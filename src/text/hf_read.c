@@ -371,16 +371,12 @@ static bool exists(const char *path) {
 
 /* Of a folder from before tokenizer.json. */
 static tn_status open_sentencepiece(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
-    tn_bytes file = {0}, names = {0};
-    tn_json_doc *doc = NULL;
-    tn_status status = read_file_hf(path, true, &file);
-    if (status == TN_OK) status = beside(folder, length, "vocab.json", &names);
-    if (status == TN_OK) status = tn_json_open(names.data, &doc);
-    if (status == TN_OK) status = tn_hf_from_sentencepiece(&file, path, tn_json_root(doc), names.data, out);
-    tn_json_free(doc);
-    tn_bytes_free(&file);
-    tn_bytes_free(&names);
-    return status;
+    AUTO_BYTES tn_bytes file = {0}, names = {0};
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
+    TRY(read_file_hf(path, true, &file));
+    TRY(beside(folder, length, "vocab.json", &names));
+    TRY(tn_json_open(names.data, &doc));
+    return tn_hf_from_sentencepiece(&file, path, tn_json_root(doc), names.data, out);
 }
 
 tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {

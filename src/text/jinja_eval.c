@@ -187,13 +187,13 @@ tn_status tn_jj_call_row(jj_run *r, const jj_row *row, jj_value self, const jj_a
 
 /* Runs a body and takes what it writes as a string. */
 static tn_status capture(jj_run *r, const jj_node *body, jj_value *out) {
-    tn_bytes text = {0}, *before = r->out;
+    AUTO_BYTES tn_bytes text = {0};
+    tn_bytes *before = r->out;
     r->out = &text;
     tn_status status = execute(r, body);
     r->out = before;
-    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    TRY(status);
+    return tn_jj_copy(r, text.data, text.size, out);
 }
 
 /* Binds a macro's parameters in the current scope: given ones, defaults, undefined. */

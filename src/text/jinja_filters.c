@@ -138,13 +138,11 @@ static tn_status indent_lines(jj_run *r, jj_value text, const jj_value *const *b
 }
 
 JJ_FUNCTION(filter_indent) {
-    tn_bytes lines = {0};
+    AUTO_BYTES tn_bytes lines = {0};
     jj_value text;
     TRY(tn_jj_string(r, &self, &text));
-    tn_status status = indent_lines(r, text, bound, &lines);
-    if (status == TN_OK) status = tn_jj_copy(r, lines.data, lines.size, out);
-    tn_bytes_free(&lines);
-    return status;
+    TRY(indent_lines(r, text, bound, &lines));
+    return tn_jj_copy(r, lines.data, lines.size, out);
 }
 
 JJ_FUNCTION(filter_wordcount) {
@@ -175,7 +173,7 @@ static tn_status read_separators(jj_run *r, const jj_value *v, jj_json_style *st
 /* As transformers has it: json.dumps without escapes for HTML. */
 JJ_FUNCTION(filter_tojson) {
     int64_t indent;
-    tn_bytes text = {0};
+    AUTO_BYTES tn_bytes text = {0};
     TRY(integer_of(r, bound[1], -1, &indent));
     if (indent > 100) return tn_jj_fail(r, "tojson: an indent of %lld is too large", (long long)indent);
     jj_json_style style = {
@@ -186,10 +184,8 @@ JJ_FUNCTION(filter_tojson) {
         .sorted = truth_of(bound[3], false),
     };
     TRY(read_separators(r, bound[2], &style));
-    tn_status status = tn_jj_write_json(r, &self, &style, 0, &text);
-    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    TRY(tn_jj_write_json(r, &self, &style, 0, &text));
+    return tn_jj_copy(r, text.data, text.size, out);
 }
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
@@ -313,15 +309,12 @@ JJ_FUNCTION(filter_reverse) {
 }
 
 tn_status tn_jj_join(jj_run *r, const jj_list *list, const jj_value *between, jj_value *out) {
-    tn_bytes text = {0};
-    tn_status status = TN_OK;
-    for (size_t i = 0; i < list->count && status == TN_OK; i++) {
-        if (i > 0 && between) status = tn_jj_print(r, between, false, &text);
-        if (status == TN_OK) status = tn_jj_print(r, &list->items[i], false, &text);
+    AUTO_BYTES tn_bytes text = {0};
+    for (size_t i = 0; i < list->count; i++) {
+        if (i > 0 && between) TRY(tn_jj_print(r, between, false, &text));
+        TRY(tn_jj_print(r, &list->items[i], false, &text));
     }
-    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    return tn_jj_copy(r, text.data, text.size, out);
 }
 
 JJ_FUNCTION(filter_join) {

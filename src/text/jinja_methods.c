@@ -121,24 +121,22 @@ static tn_status need_integer(jj_run *r, const char *who, const jj_value *v, int
 
 tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const jj_value *new_text, int64_t most,
                         jj_value *out) {
-    tn_bytes text = {0};
-    tn_status status = need_string(r, "replace", old);
-    if (status == TN_OK) status = need_string(r, "replace", new_text);
+    AUTO_BYTES tn_bytes text = {0};
+    TRY(need_string(r, "replace", old));
+    TRY(need_string(r, "replace", new_text));
     size_t at = 0, place = 0;
-    for (size_t from = 0; status == TN_OK && most != 0; most--) {
+    for (size_t from = 0; most != 0; most--) {
         place = find_method(v, old, from);
         if (place == SIZE_MAX) break;
-        status = tn_bytes_append(&text, v->text + at, place - at);
-        if (status == TN_OK) status = tn_bytes_append(&text, new_text->text, new_text->size);
-        if (status == TN_OK) status = tn_jj_charge(r, 1 + new_text->size / 64);
-        if (text.size > r->max_written) status = tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
+        TRY(tn_bytes_append(&text, v->text + at, place - at));
+        TRY(tn_bytes_append(&text, new_text->text, new_text->size));
+        TRY(tn_jj_charge(r, 1 + new_text->size / 64));
+        if (text.size > r->max_written) return tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
         at = place + old->size;
         from = old->size > 0 ? at : at + (at < v->size ? tn_jj_offset(v->text + at, v->size - at, 1) : 1);
     }
-    if (status == TN_OK) status = tn_bytes_append(&text, v->text + at, v->size - at);
-    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    TRY(tn_bytes_append(&text, v->text + at, v->size - at));
+    return tn_jj_copy(r, text.data, text.size, out);
 }
 
 /* ---- methods of strings ------------------------------------------------------------------------------------------ */

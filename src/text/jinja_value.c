@@ -446,17 +446,14 @@ static tn_status copy_character(jj_run *r, const jj_value *v, int64_t n, tn_byte
 }
 
 static tn_status slice_by_step(jj_run *r, const jj_value *v, int64_t start, int64_t stop, int64_t step, jj_value *out) {
-    tn_bytes text = {0};
-    tn_status status = TN_OK;
+    AUTO_BYTES tn_bytes text = {0};
     jj_list *list = NULL;
     if (v->kind == JJ_LIST) TRY(tn_jj_new_list(r, out, &list));
-    for (int64_t i = start; (step > 0 ? i < stop : i > stop) && status == TN_OK; i += step) {
-        status = list ? tn_jj_push(r, list, v->list->items[i]) : copy_character(r, v, i, &text);
+    for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
+        TRY(list ? tn_jj_push(r, list, v->list->items[i]) : copy_character(r, v, i, &text));
         if (step > 0 ? step > stop - i : step < stop - i) break;
     }
-    if (status == TN_OK && !list) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    return list ? TN_OK : tn_jj_copy(r, text.data, text.size, out);
 }
 
 tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const jj_value *stop, const jj_value *step,
@@ -656,13 +653,11 @@ tn_status tn_jj_print(jj_run *r, const jj_value *v, bool quoted, tn_bytes *out) 
 }
 
 tn_status tn_jj_string(jj_run *r, const jj_value *v, jj_value *out) {
-    tn_bytes text = {0};
+    AUTO_BYTES tn_bytes text = {0};
     *out = *v;
     if (v->kind == JJ_STRING) return TN_OK;
-    tn_status status = tn_jj_print(r, v, false, &text);
-    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
-    tn_bytes_free(&text);
-    return status;
+    TRY(tn_jj_print(r, v, false, &text));
+    return tn_jj_copy(r, text.data, text.size, out);
 }
 
 /* ==== JSON ======================================================================================================== */

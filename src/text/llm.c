@@ -263,19 +263,17 @@ static tn_status make_such_caches(const llm_config *c, int conversations, bool w
         of = tn_llm_of_layer(c, i, &own);
     }
     if (count == 0) return TN_OK;
-    tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
+    AUTO_TXT_FREE tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (int k = CACHE_KEYS; k < tn_llm_cache_count(c) && status == TN_OK; k++) {
+    for (int k = CACHE_KEYS; k < tn_llm_cache_count(c); k++) {
         TN_SCOPE;
         int used = 0;
         int64_t shape[] = {c->pages * conversations, tn_llm_cache_heads(of), LLM_PAGE, tn_llm_cache_row(of, k)};
-        status = tn_zero_states(shape, 4, c->cache[k], all, count);
-        for (int64_t i = 0; i < c->layers && status == TN_OK; i++)
+        TRY(tn_zero_states(shape, 4, c->cache[k], all, count));
+        for (int64_t i = 0; i < c->layers; i++)
             if (has_such_cache(c, i, wide)) layers[i].cache[k] = tn_retain(all[used++]);
     }
-    tn_txt_free(all);
-    return status;
+    return TN_OK;
 }
 
 static tn_status make_all_caches(const llm_config *c, int conversations, llm_layer *layers) {
@@ -792,22 +790,21 @@ static tn_status copy_table(const tn_llm *m, int slot, const int64_t *ids, int64
     TRY(find_table(m, slot, &t));
     size_t made = tn_dtype_bytes(m->rows_dtype, t.shape[1]), stored = tn_dtype_bytes(t.dtype, t.shape[1]);
     bool same = t.dtype == m->rows_dtype;
-    char *all = same ? NULL : tn_txt_alloc((size_t)n, made + stored), *read = all ? all + (size_t)n * made : NULL;
-    tn_status status = same || all ? TN_OK : TN_ERR_MEMORY;
-    for (int64_t i = 0; i < n && status == TN_OK; i++) {
+    AUTO_TXT_FREE char *all = same ? NULL : tn_txt_alloc((size_t)n, made + stored);
+    char *read = all ? all + (size_t)n * made : NULL;
+    if (!same && !all) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < n; i++) {
         int64_t id = ids[i] < t.shape[0] ? ids[i] : 0;
         char *to = same ? out + (size_t)i * stride : read + (size_t)i * stored;
-        status = tn_llm_source_rows(&m->file->source, t.name, &id, 1, to);
+        TRY(tn_llm_source_rows(&m->file->source, t.name, &id, 1, to));
     }
-    if (!same && status == TN_OK) {
-        TN_SCOPE;
-        tn_tensor *decoded = tn_cast(tn_from_data(read, TN_DIMS(n, t.shape[1]), t.dtype), m->rows_dtype);
-        status = tn_read(decoded, all, (size_t)n * made);
-    }
-    for (int64_t i = 0; i < n && !same && status == TN_OK; i++)
+    if (same) return TN_OK;
+    TN_SCOPE;
+    tn_tensor *decoded = tn_cast(tn_from_data(read, TN_DIMS(n, t.shape[1]), t.dtype), m->rows_dtype);
+    TRY(tn_read(decoded, all, (size_t)n * made));
+    for (int64_t i = 0; i < n; i++)
         memcpy(out + (size_t)i * stride, all + (size_t)i * made, made);
-    tn_txt_free(all);
-    return status;
+    return TN_OK;
 }
 
 /* A token's row is that of the embedding, followed by that of the per-layer embeddings if the model has these. */
@@ -855,12 +852,11 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
     TRY(tn_llm_read_rows(m, ids + done, n));
     TN_SCOPE;
     llm_inputs in = make_inputs(m, m->position + done, n);
-    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
-    tn_status status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
+    AUTO_TXT_TENSOR tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
+    TRY(logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0));
     size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
-    if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
-    tn_free(logits);
-    return status;
+    if (logits) TRY(tn_read(logits, out, count * sizeof *out));
+    return TN_OK;
 }
 
 /* These were computed, and belong to the sequence now. */
@@ -1041,11 +1037,9 @@ static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     TRY(tn_capture_begin());
     TN_SCOPE;
     llm_inputs in = make_inputs(m, m->position, 1);
-    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-    tn_status status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
-    if (status == TN_OK) status = tn_txt_show(logits, m->logits, m->config.size[SIZE_VOCABULARY], &m->shown, out);
-    tn_free(logits);
-    return status;
+    AUTO_TXT_TENSOR tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+    TRY(tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token));
+    return tn_txt_show(logits, m->logits, m->config.size[SIZE_VOCABULARY], &m->shown, out);
 }
 
 static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {

@@ -221,11 +221,9 @@ static tn_status capture_batch(tn_llm_batch *b) {
     if (recurrent) in.goes_on = inputs[2];
     if (pages) in.position = inputs[count - 1];
     if (recurrent || !pages) list_sequences(b, &in);
-    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-    tn_status status = tn_capture_end(inputs, count, &logits, 1, &b->graph);
-    if (status == TN_OK) status = tn_read(logits, b->logits, (size_t)b->count * logits_bytes(b));
-    tn_free(logits);
-    return status;
+    AUTO_TXT_TENSOR tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+    TRY(tn_capture_end(inputs, count, &logits, 1, &b->graph));
+    return tn_read(logits, b->logits, (size_t)b->count * logits_bytes(b));
 }
 
 static tn_status launch_batch(tn_llm_batch *b) {

@@ -602,12 +602,10 @@ tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, t
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_inspect_path: an argument is NULL or facts->struct_size is not set");
     llm_config c;
-    llm_source s;
-    tn_status status = tn_llm_source_open(path, &s);
-    if (status == TN_OK) status = tn_llm_configure(&s, options, &c);
-    if (status == TN_OK) status = tn_llm_describe(&c, &s, facts);
-    tn_llm_source_close(&s);
-    return status;
+    AUTO_CALL(tn_llm_source_close) llm_source s = {0};
+    TRY(tn_llm_source_open(path, &s));
+    TRY(tn_llm_configure(&s, options, &c));
+    return tn_llm_describe(&c, &s, facts);
 }
 
 /* ==== rotary frequencies ========================================================================================== */

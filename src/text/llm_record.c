@@ -651,7 +651,7 @@ static llm_inputs add_inputs(network *n, const llm_config *c, const llm_weights 
 static tn_status save_network(network *n, const llm_config *c, const llm_weights *w, const named_weights *weights,
                               const char *path, bool cache) {
     llm_inputs in = add_inputs(n, c, w, cache);
-    tn_tensor *logits = tn_llm_record(c, w, &in, LLM_ALL_ROWS);
+    AUTO_TXT_TENSOR tn_tensor *logits = tn_llm_record(c, w, &in, LLM_ALL_ROWS);
     tn_tensor *whole = tn_reshape(logits, TN_DIMS(1, SOME_TOKENS, c->size[SIZE_VOCABULARY]));
     n->out[n->out_count++] = (tn_named_tensor){"logits", whole};
     for (int64_t i = 0; cache && i < A_LAYER * c->layers; i++)
@@ -663,9 +663,7 @@ static tn_status save_network(network *n, const llm_config *c, const llm_weights
     o.dims[SYMBOL_ALL] = "past_sequence_length + sequence_length";
     o.weights = weights->list;
     o.weight_count = weights->count;
-    tn_status status = tn_onnx_export(path, n->in, n->in_count, n->out, n->out_count, &o);
-    tn_free(logits);
-    return status;
+    return tn_onnx_export(path, n->in, n->in_count, n->out, n->out_count, &o);
 }
 
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,

@@ -238,11 +238,9 @@ static tn_status write_one(const tn_llm *m, tn_gguf_writer *to, int64_t i) {
     TRY(tensor_to_save(m, &t, &changed, &x));
     if (!changed) return tn_gguf_write(to, t.data, t.bytes);
     int64_t bytes = (int64_t)tn_dtype_bytes(t.dtype, tn_numel(x));
-    void *data = tn_txt_alloc((size_t)bytes, 1);
-    tn_status status = data ? tn_read(x, data, (size_t)bytes) : TN_ERR_MEMORY;
-    if (status == TN_OK) status = tn_gguf_write(to, data, bytes);
-    tn_txt_free(data);
-    return status;
+    AUTO_TXT_FREE void *data = tn_txt_alloc((size_t)bytes, 1);
+    TRY(data ? tn_read(x, data, (size_t)bytes) : TN_ERR_MEMORY);
+    return tn_gguf_write(to, data, bytes);
 }
 
 static tn_status save_gguf(const tn_llm *m, const char *path) {
@@ -289,16 +287,14 @@ static tn_status copy_file(const char *from, const char *to, const char *name) {
     if (!to) return TN_OK;
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot read '%s': %s", path, strerror(errno));
-    char *data = tn_txt_alloc((size_t)facts.st_size + 1, 1);
+    AUTO_TXT_FREE char *data = tn_txt_alloc((size_t)facts.st_size + 1, 1);
     size_t size = data ? fread(data, 1, (size_t)facts.st_size, f) : 0;
     bool whole = size == (size_t)facts.st_size;
     fclose(f);
-    tn_status status = data ? TN_OK : TN_ERR_MEMORY;
-    if (status == TN_OK && !whole)
-        status = tn_backend_fail(TN_ERR_IO, "reading '%s': %zu of %lld bytes", path, size, (long long)facts.st_size);
-    if (status == TN_OK) status = write_text(to, name, data, size);
-    tn_txt_free(data);
-    return status;
+    if (!data) return TN_ERR_MEMORY;
+    if (!whole)
+        return tn_backend_fail(TN_ERR_IO, "reading '%s': %zu of %lld bytes", path, size, (long long)facts.st_size);
+    return write_text(to, name, data, size);
 }
 
 static tn_status copy_others(const char *from, const char *to) {
@@ -331,16 +327,15 @@ static tn_status save_folder(const tn_llm *m, const char *folder) {
     TRY(join_path(folder, "model.safetensors", path));
     TRY(make_folder(folder));
     TRY(copy_others(m->file->source.folder.path, folder));
-    tn_named_tensor *list = tn_txt_zalloc((size_t)count, sizeof *list);
-    tn_status status = list ? TN_OK : TN_ERR_MEMORY;
+    AUTO_TXT_FREE tn_named_tensor *list = tn_txt_zalloc((size_t)count, sizeof *list);
+    if (!list) return TN_ERR_MEMORY;
     {
         TN_SCOPE;
         TN_NO_GRAD;
-        if (status == TN_OK) status = list_tensors(m, list);
-        if (status == TN_OK) status = tn_safetensors_save(path, list, (int)count, &format, 1);
+        TRY(list_tensors(m, list));
+        TRY(tn_safetensors_save(path, list, (int)count, &format, 1));
     }
-    tn_txt_free(list);
-    return status;
+    return TN_OK;
 }
 
 /* Whether both exist and are the same file or folder. */

@@ -81,12 +81,12 @@ tn_status tn_llm_save(const tn_llm *m, const char *path) {
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save: the model or the path is NULL");
     if (m->position == 0) return tn_backend_fail(TN_ERR_STATE, "tn_llm_save: the sequence has no tokens");
     size_t caches = LLM_CACHES * (size_t)m->config.layers;
-    tn_named_tensor *list = tn_txt_zalloc(caches + 1, sizeof *list);
-    char(*names)[STATE_NAME] = tn_txt_zalloc(caches, sizeof *names);
+    AUTO_TXT_FREE tn_named_tensor *list = tn_txt_zalloc(caches + 1, sizeof *list);
+    AUTO_TXT_FREE char(*names)[STATE_NAME] = tn_txt_zalloc(caches, sizeof *names);
+    if (!list || !names) return TN_ERR_MEMORY;
     tn_device *before = tn_llm_enter(m);
-    tn_status status = list && names ? write_state(m, path, list, names) : TN_ERR_MEMORY;
+    tn_status status = write_state(m, path, list, names);
     tn_llm_leave(m, before);
-    tn_txt_free_each(list, names);
     return status;
 }
 

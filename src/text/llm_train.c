@@ -406,10 +406,8 @@ static tn_tensor *pass_loss(const tn_finetune *t, bool trains) {
     tn_tensor *targets = symbolic_list(t->targets, t->predicted, TN_I64, SYMBOL_PREDICTED);
     tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
     o.reduction = TN_REDUCTION_SUM;
-    tn_tensor *logits = tn_llm_record(&t->m->config, &t->m->weights, &in, LLM_LAST_ROW);
-    tn_tensor *loss = tn_cross_entropy(logits, targets, NULL, &o);
-    tn_free(logits);
-    return loss;
+    AUTO_TXT_TENSOR tn_tensor *logits = tn_llm_record(&t->m->config, &t->m->weights, &in, LLM_LAST_ROW);
+    return tn_cross_entropy(logits, targets, NULL, &o);
 }
 
 /* Unlike tn_item, tells the failure of a device from a number that is NaN. x: one f32. */

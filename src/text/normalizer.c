@@ -211,26 +211,23 @@ static tn_status bert_ascii(const tn_hf_step *s, const char *text, size_t size, 
 
 REWRITE(rewrite_bert) {
     if (tn_hf_is_ascii(text, size)) return bert_ascii(s, text, size, out, first);
-    tn_bytes a = {0}, b = {0};
-    tn_status status = tn_bytes_append(&a, "", 0);
+    AUTO_BYTES tn_bytes a = {0}, b = {0};
     tn_bytes swap;
 #define THEN(on, call)             \
-    if (status == TN_OK && (on)) { \
-        status = (call);           \
+    if (on) {                      \
+        TRY(call);                 \
         swap = a, a = b, b = swap; \
         b.size = 0;                \
     }
-    if (status == TN_OK) status = tn_bytes_append(&a, text, size);
+    TRY(tn_bytes_append(&a, "", 0));
+    TRY(tn_bytes_append(&a, text, size));
     THEN(s->on[CLEAN], map_characters(a.data, a.size, clean, &b, first))
     THEN(s->on[CHINESE], space_chinese(a.data, a.size, &b))
     THEN(s->on[ACCENTS], normal_form(w, a.data, a.size, UTF8PROC_DECOMPOSE, false, &b))
     THEN(s->on[ACCENTS], map_characters(a.data, a.size, drop_nonspacing, &b, first))
     THEN(s->on[LOWER], lower(a.data, a.size, &b))
 #undef THEN
-    if (status == TN_OK) status = tn_bytes_append(out, a.data, a.size);
-    tn_bytes_free(&a);
-    tn_bytes_free(&b);
-    return status;
+    return tn_bytes_append(out, a.data, a.size);
 }
 
 /* ---- ends, and replacing ----------------------------------------------------------------------------------------- */

@@ -257,26 +257,23 @@ static tn_status pass_letters(tn_hf_work *w, const tn_hf_step *s, const char *te
 }
 
 static tn_status cut_byte_level(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, bool first) {
-    tn_bytes spaced = {0};
-    tn_status status = TN_OK;
+    AUTO_BYTES tn_bytes spaced = {0};
     w->scratch[s->index].size = 0;
     if (s->on[PREFIX_SPACE] && text[0] != ' ') {
-        status = tn_bytes_append(&spaced, " ", 1);
-        if (status == TN_OK) status = tn_bytes_append(&spaced, text, size);
+        TRY(tn_bytes_append(&spaced, " ", 1));
+        TRY(tn_bytes_append(&spaced, text, size));
         text = spaced.data;
         size = spaced.size;
     }
     size_t begin, end = 0, start = 0;
     tn_hf_matches state = {0};
-    for (bool found = s->on[USE_REGEX]; found && status == TN_OK; start = end) {
-        status = tn_hf_next_match(s->pattern, &w->matcher, text, size, &state, &found, &begin, &end);
-        if (status != TN_OK || !found) break;
-        if (begin > start) status = pass_letters(w, s, text + start, begin - start, first && start == 0);
-        if (status == TN_OK) status = pass_letters(w, s, text + begin, end - begin, first && begin == 0);
+    for (bool found = s->on[USE_REGEX]; found; start = end) {
+        TRY(tn_hf_next_match(s->pattern, &w->matcher, text, size, &state, &found, &begin, &end));
+        if (!found) break;
+        if (begin > start) TRY(pass_letters(w, s, text + start, begin - start, first && start == 0));
+        TRY(pass_letters(w, s, text + begin, end - begin, first && begin == 0));
     }
-    if (status == TN_OK) status = pass_letters(w, s, text + start, size - start, first && start == 0);
-    tn_bytes_free(&spaced);
-    return status;
+    return pass_letters(w, s, text + start, size - start, first && start == 0);
 }
 
 /* ---- Metaspace --------------------------------------------------------------------------------------------------- */
@@ -596,7 +593,7 @@ static tn_status cut_valid(cut_run *r, size_t size) {
 
 tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_txt_word take, void *ctx) {
     cut_run r = {.cutter = c, .take = take, .ctx = ctx, .subject = text, .words = text};
-    tn_bytes words = {0}, subject = {0};
+    AUTO_BYTES tn_bytes words = {0}, subject = {0};
     tn_status status = TN_OK;
     if (tn_txt_utf8_valid(text, size) < size) {
         status = repair(&words, &subject, text, size);
@@ -606,7 +603,5 @@ tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_t
     }
     if (status == TN_OK) status = cut_valid(&r, size);
     tn_txt_matcher_free(&r.matcher);
-    tn_bytes_free(&words);
-    tn_bytes_free(&subject);
     return status;
 }

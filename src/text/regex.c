@@ -45,6 +45,7 @@ typedef struct translation {
     size_t groups[MAX_GROUPS]; /* where open groups begin */
     int depth;
 } translation;
+static void free_translation(translation *x) { tn_bytes_free(&x->out); }
 
 static tn_status refuse_regex(const translation *x, const char *what) {
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the pattern \"%.*s\" has %s, at %zu, which is not supported",
@@ -195,16 +196,14 @@ static tn_status translate_count(translation *x, size_t length) {
     TRY(copy(x, length));
     if (peek(x, 0) != '+') return TN_OK;
     x->at++;
-    char *tail = NULL;
+    AUTO_TXT_FREE char *tail = NULL;
     size_t tail_size = x->out.size - x->atom, capacity = 0;
     TRY(tn_txt_reserve(&tail, &capacity, tail_size, 1));
     memcpy(tail, x->out.data + x->atom, tail_size);
     x->out.size = x->atom;
-    tn_status status = put_regex(x, "(?:");
-    if (status == TN_OK) status = tn_bytes_append(&x->out, tail, tail_size);
-    if (status == TN_OK) status = put_regex(x, ")+");
-    tn_txt_free(tail);
-    return status;
+    TRY(put_regex(x, "(?:"));
+    TRY(tn_bytes_append(&x->out, tail, tail_size));
+    return put_regex(x, ")+");
 }
 
 static tn_status translate_one(translation *x) {
@@ -262,11 +261,9 @@ tn_status tn_hf_read_pattern(const tn_json *v, tn_txt_pattern **out) {
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a pattern must be {\"String\": …} or {\"Regex\": …}");
     if (memchr(text.data, 0, text.size) && !words)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern contains a NUL byte, which is not supported");
-    translation x = {.text = text.data, .size = text.size};
-    tn_status status = words ? quote(&x.out, text) : translate(&x);
-    if (status == TN_OK) status = tn_txt_pattern_new(x.out.data, x.out.size, out);
-    tn_bytes_free(&x.out);
-    return status;
+    AUTO_CALL(free_translation) translation x = {.text = text.data, .size = text.size};
+    TRY(words ? quote(&x.out, text) : translate(&x));
+    return tn_txt_pattern_new(x.out.data, x.out.size, out);
 }
 
 tn_status tn_hf_next_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size,

@@ -64,6 +64,7 @@ typedef struct model {
     size_t count;
     tn_text_slice characters; /* normalizer_spec.precompiled_charsmap */
 } model;
+static void free_model(model *m) { tn_txt_free(m->pieces); }
 
 enum { MODEL_PIECE = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3 };
 
@@ -196,6 +197,7 @@ typedef struct names {
     tn_text_slice *tokens; /* by id */
     size_t count, unknown, end;
 } names;
+static void free_names(names *n) { tn_txt_free(n->tokens); }
 
 static tn_status read_names(const tn_json *vocab, const char *path, names *n) {
     n->count = tn_json_kind_of(vocab) == TN_JSON_OBJECT ? tn_json_length(vocab) : 0;
@@ -250,14 +252,11 @@ static tn_status put_tokenizer(tn_bytes *out, const model *m, const names *n) {
 tn_status tn_hf_from_sentencepiece(const tn_bytes *file, const char *path, const tn_json *vocab, const char *vocab_path,
                                    tn_tokenizer **out) {
     static const char config[] = "{\"eos_token\":\"</s>\",\"unk_token\":\"<unk>\",\"pad_token\":\"<pad>\"}";
-    model m = {0};
-    names n = {0};
-    tn_bytes text = {0};
-    tn_status status = read_model(file, path, &m);
-    if (status == TN_OK) status = read_names(vocab, vocab_path, &n);
-    if (status == TN_OK) status = put_tokenizer(&text, &m, &n);
-    if (status == TN_OK) status = tn_tokenizer_from_json(text.data, text.size, config, sizeof config - 1, out);
-    tn_bytes_free(&text);
-    tn_txt_free_each(m.pieces, n.tokens);
-    return status;
+    AUTO_CALL(free_model) model m = {0};
+    AUTO_CALL(free_names) names n = {0};
+    AUTO_BYTES tn_bytes text = {0};
+    TRY(read_model(file, path, &m));
+    TRY(read_names(vocab, vocab_path, &n));
+    TRY(put_tokenizer(&text, &m, &n));
+    return tn_tokenizer_from_json(text.data, text.size, config, sizeof config - 1, out);
 }

@@ -461,14 +461,12 @@ static int64_t bucket_of(int64_t back, int64_t count, int64_t most, bool both) {
 }
 
 tn_tensor *tn_txt_buckets(int64_t n, int64_t count, int64_t most_distance) {
-    int64_t *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
+    AUTO_TXT_FREE int64_t *room = tn_txt_alloc((size_t)(n * n), sizeof *room);
     if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the biases of %" PRId64 " positions", n);
     for (int64_t q = 0; q < n; q++)
         for (int64_t k = 0; k < n; k++)
             room[q * n + k] = bucket_of(q - k, count, most_distance, true);
-    tn_tensor *t = tn_from_data(room, TN_DIMS(n, n), TN_I64);
-    tn_txt_free(room);
-    return t;
+    return tn_from_data(room, TN_DIMS(n, n), TN_I64);
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
@@ -525,13 +523,12 @@ static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, con
 
 /* Rows of positions for a text; padding may be behind the last one. */
 static tn_tensor *text_places(const tn_seq2seq *m) {
-    int64_t *room = tn_txt_alloc((size_t)m->run.padded, sizeof *room), last = m->config.most_positions - 1;
+    AUTO_TXT_FREE int64_t *room = tn_txt_alloc((size_t)m->run.padded, sizeof *room);
+    int64_t last = m->config.most_positions - 1;
     if (!room) return tn_failed(TN_ERR_MEMORY, "out of memory for the positions of %" PRId64 " tokens", m->run.padded);
     for (int64_t i = 0; i < m->run.padded; i++)
         room[i] = first_place(m) + (i < last ? i : last);
-    tn_tensor *t = tn_from_data(room, TN_DIMS(m->run.padded), TN_I64);
-    tn_txt_free(room);
-    return t;
+    return tn_from_data(room, TN_DIMS(m->run.padded), TN_I64);
 }
 
 static tn_tensor *record_encoder(const tn_seq2seq *m, const tn_tensor *ids, tn_tensor *mask) {
@@ -632,16 +629,14 @@ static tn_status encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     int64_t padded = (count + PAGE - 1) / PAGE * PAGE;
     if (!m->run.encoded || padded != m->run.padded)
         TRY(make_states(m, padded)); /* after a failure they may be errors */
-    int64_t *room = tn_txt_zalloc((size_t)padded, sizeof *room);
-    float *mask = tn_txt_alloc((size_t)padded, sizeof *mask);
-    tn_status status = room && mask ? TN_OK : TN_ERR_MEMORY;
-    for (int64_t i = 0; status == TN_OK && i < padded; i++) {
+    AUTO_TXT_FREE int64_t *room = tn_txt_zalloc((size_t)padded, sizeof *room);
+    AUTO_TXT_FREE float *mask = tn_txt_alloc((size_t)padded, sizeof *mask);
+    if (!room || !mask) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < padded; i++) {
         if (i < count) room[i] = ids[i];
         mask[i] = i < count ? 0 : -INFINITY;
     }
-    if (status == TN_OK) status = run_encoder(m, room, mask);
-    tn_txt_free_each(room, mask);
-    return status;
+    return run_encoder(m, room, mask);
 }
 
 static tn_status check_id(const tn_seq2seq *m, int32_t id) {

@@ -21,16 +21,15 @@ const char *const tn_side_parts[PARTS] = {
 tn_status tn_side_make_states(side_layer *layers, int64_t count, int64_t context, int64_t heads, int64_t width,
                               int64_t rows) {
     const int64_t shapes[][4] = {{(context + PAGE - 1) / PAGE, heads, PAGE, width}, {1, heads, rows, width}};
-    tn_tensor **made = tn_txt_zalloc((size_t)count, 2 * sizeof(tn_tensor *));
-    tn_status status = made ? TN_OK : TN_ERR_MEMORY;
-    for (int of = KEYS; of < STATES && status == TN_OK; of += 2) {
+    AUTO_TXT_FREE tn_tensor **made = tn_txt_zalloc((size_t)count, 2 * sizeof(tn_tensor *));
+    if (!made) return TN_ERR_MEMORY;
+    for (int of = KEYS; of < STATES; of += 2) {
         TN_SCOPE;
-        status = tn_zero_states(shapes[of / 2], 4, TN_F32, made, 2 * (int)count);
-        for (int64_t i = 0; i < 2 * count && status == TN_OK; i++)
+        TRY(tn_zero_states(shapes[of / 2], 4, TN_F32, made, 2 * (int)count));
+        for (int64_t i = 0; i < 2 * count; i++)
             layers[i / 2].state[of + i % 2] = tn_retain(made[i]);
     }
-    tn_txt_free(made);
-    return status;
+    return TN_OK;
 }
 
 void tn_side_free_states(side_layer *layers, int64_t count) {

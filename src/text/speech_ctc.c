@@ -459,11 +459,9 @@ tn_status tn_ctc_windows(const float *samples, int64_t count, int64_t least, tn_
 static tn_status hear_letters(void *ctx, const float *samples, int64_t count, tn_ids *ids, tn_bytes *text) {
     tn_ctc *m = ctx;
     int64_t frames = tn_ctc_frames(m, count);
-    float *logits = tn_txt_alloc((size_t)frames * (size_t)m->vocabulary, sizeof *logits);
-    tn_status status = logits ? run(m, samples, count, logits) : TN_ERR_MEMORY;
-    if (status == TN_OK) status = spell(m, logits, frames, ids, text);
-    tn_txt_free(logits);
-    return status;
+    AUTO_TXT_FREE float *logits = tn_txt_alloc((size_t)frames * (size_t)m->vocabulary, sizeof *logits);
+    TRY(logits ? run(m, samples, count, logits) : TN_ERR_MEMORY);
+    return spell(m, logits, frames, ids, text);
 }
 
 tn_status tn_ctc_transcribe(tn_ctc *m, const float *samples, int64_t count, tn_speech_take *take, void *ctx) {

@@ -351,10 +351,8 @@ static tn_status read_tokens(tn_speech *s, const settings *from) {
 }
 
 tn_status tn_speech_read_tokens(tn_speech *s) {
-    tn_json_doc *doc;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
     TRY(tn_hf_json(&s->folder, "generation_config.json", &doc));
     const settings from = {s, tn_json_root(doc), s->folder.config};
-    tn_status status = read_tokens(s, &from);
-    tn_json_free(doc);
-    return status;
+    return read_tokens(s, &from);
 }

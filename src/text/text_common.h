@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "trunnion/backend.h"
+#include "trunnion/json.h"
 #include "trunnion/text.h"
 
 #define TRY TN_TRY
@@ -24,6 +25,20 @@ void tn_txt_free_list(void *const *blocks, size_t count);
 /* Frees each of its arguments, all of which are evaluated first: a struct can follow its members. */
 #define tn_txt_free_each(...) \
     tn_txt_free_list((void *const[]){__VA_ARGS__}, sizeof((void *const[]){__VA_ARGS__}) / sizeof(void *))
+
+/* Before a declaration with an initializer: frees what the variable holds where its scope ends, on every way out. */
+#define AUTO_CALL(function) __attribute__((cleanup(function)))
+#define AUTO_TXT_FREE AUTO_CALL(tn_txt_free_held)
+#define AUTO_BYTES AUTO_CALL(tn_bytes_free)
+#define AUTO_TXT_JSON AUTO_CALL(tn_txt_json_free_held)
+#define AUTO_TXT_TENSOR AUTO_CALL(tn_txt_tensor_free_held)
+static inline void tn_txt_free_held(void *variable) {
+    void *block;
+    memcpy(&block, variable, sizeof block);
+    tn_txt_free(block);
+}
+static inline void tn_txt_json_free_held(tn_json_doc **doc) { tn_json_free(*doc); }
+static inline void tn_txt_tensor_free_held(tn_tensor **t) { tn_free(*t); }
 
 /* Makes room for `need` items of `size` bytes in the array that *items points to; at least doubles it. On failure the
  * array stays as it was. */

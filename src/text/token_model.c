@@ -356,13 +356,12 @@ static tn_status gather_added(gathered *g, tn_hf *hf, const tn_json *list) {
     if (!hf->added) return TN_ERR_MEMORY;
     hf->added_first = hf->added_end = (int32_t)g->known;
     if (count == 0) return TN_OK;
-    tn_tokenizer model = {.hf = hf};
+    AUTO_CALL(tn_txt_vocabulary_free) tn_tokenizer model = {.hf = hf};
     tn_vocabulary v = vocabulary_of(g, g->count);
-    tn_status status = tn_txt_vocabulary_fill(&model, &v);
-    for (size_t i = 0; i < count && status == TN_OK; i++)
-        status = gather_one_added(&model, g, hf, tn_json_at(list, i));
-    tn_txt_vocabulary_free(&model);
-    return status;
+    TRY(tn_txt_vocabulary_fill(&model, &v));
+    for (size_t i = 0; i < count; i++)
+        TRY(gather_one_added(&model, g, hf, tn_json_at(list, i)));
+    return TN_OK;
 }
 
 /* ---- the kinds --------------------------------------------------------------------------------------------------- */
@@ -400,26 +399,23 @@ static uint32_t behind_prefix(const tn_hf *hf) {
 
 /* A merge's right part stands in the vocabulary with the prefix of what continues a word, the result without it. */
 static tn_status add_merges(tn_tokenizer *t, const gathered *g) {
-    tn_bytes joined = {0};
-    tn_status status = tn_txt_merges_new(t, (size_t)g->merge_count);
-    for (int32_t i = 0; i < g->merge_count && status == TN_OK; i++) {
+    AUTO_BYTES tn_bytes joined = {0};
+    TRY(tn_txt_merges_new(t, (size_t)g->merge_count));
+    for (int32_t i = 0; i < g->merge_count; i++) {
         tn_text_slice left = g->merges[2 * (size_t)i], right = g->merges[2 * (size_t)i + 1];
         size_t cut = t->hf->prefix.size < right.size ? t->hf->prefix.size : right.size;
         joined.size = 0;
-        status = tn_bytes_append(&joined, left.data, left.size);
-        if (status == TN_OK) status = tn_bytes_append(&joined, right.data + cut, right.size - cut);
-        if (status != TN_OK) break;
+        TRY(tn_bytes_append(&joined, left.data, left.size));
+        TRY(tn_bytes_append(&joined, right.data + cut, right.size - cut));
         const tn_txt_merge m = {.left = tn_txt_find_plain(t, left.data, left.size),
                                 .right = tn_txt_find_plain(t, right.data, right.size),
                                 .result = tn_txt_find_plain(t, joined.data, joined.size)};
         if (m.left < 0 || m.right < 0 || m.result < 0)
-            status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer: merge %d uses tokens that are not in the vocabulary",
-                                     (int)i);
-        else
-            tn_txt_merges_add(t, &m, true);
+            return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: merge %d uses tokens that are not in the vocabulary",
+                                   (int)i);
+        tn_txt_merges_add(t, &m, true);
     }
-    tn_bytes_free(&joined);
-    return status;
+    return TN_OK;
 }
 
 typedef struct model_row {

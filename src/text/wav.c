@@ -204,18 +204,16 @@ static tn_status change_rate(tn_audio *a, int64_t rate) {
     resampler r = {0};
     if (a->count > INT64_MAX / MOST_RATE) return bad("it is too long");
     int64_t count = (a->count * rate + a->rate - 1) / a->rate;
-    float *out = tn_txt_alloc((size_t)count, sizeof *out);
-    tn_status status = out ? make_taps(a->rate, rate, &r) : TN_ERR_MEMORY;
-    if (status == TN_OK) {
-        resample(&r, a->samples, a->count, out, count);
-        tn_txt_free(a->samples);
-        a->samples = out;
-        a->count = count;
-        a->rate = rate;
-        out = NULL;
-    }
-    tn_txt_free_each(out, r.table);
-    return status;
+    AUTO_TXT_FREE float *out = tn_txt_alloc((size_t)count, sizeof *out);
+    if (!out) return TN_ERR_MEMORY;
+    TRY(make_taps(a->rate, rate, &r));
+    resample(&r, a->samples, a->count, out, count);
+    tn_txt_free_each(a->samples, r.table);
+    a->samples = out;
+    a->count = count;
+    a->rate = rate;
+    out = NULL;
+    return TN_OK;
 }
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
@@ -269,20 +267,16 @@ tn_status tn_audio_read(const char *path, int64_t rate, tn_audio *out) {
     *out = (tn_audio){0};
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
-    tn_bytes bytes = {0};
+    AUTO_BYTES tn_bytes bytes = {0};
     tn_status status = read_wav(f, &bytes);
     if (status == TN_ERR_IO) status = tn_backend_fail(TN_ERR_IO, "reading '%s' failed: %s", path, strerror(errno));
     fclose(f);
-    if (status == TN_OK) {
-        status = tn_audio_parse(bytes.size ? bytes.data : "", bytes.size, rate, out);
-        if (status == TN_ERR_FORMAT || status == TN_ERR_UNSUPPORTED) {
-            char reason[400];
-            snprintf(reason, sizeof reason, "%s", tn_error());
-            tn_backend_fail(status, "'%s': %s", path, reason);
-        }
-    }
-    tn_bytes_free(&bytes);
-    return status;
+    TRY(status);
+    status = tn_audio_parse(bytes.size ? bytes.data : "", bytes.size, rate, out);
+    if (status != TN_ERR_FORMAT && status != TN_ERR_UNSUPPORTED) return status;
+    char reason[400];
+    snprintf(reason, sizeof reason, "%s", tn_error());
+    return tn_backend_fail(status, "'%s': %s", path, reason);
 }
 
 /* ==== features of sound =========================================================================================== */
@@ -431,12 +425,10 @@ static tn_status run_chunks(const log_mel *m, const mirrored *x, double *room, f
 tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, float *out) {
     int64_t window = MEL_WINDOW_FRAMES * MEL_HOP;
     const mirrored x = {samples, count, count > window ? count : window};
-    double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(POINTS + m->mels), sizeof *room);
+    AUTO_TXT_FREE double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(POINTS + m->mels), sizeof *room);
     if (!room) return TN_ERR_MEMORY;
     tn_device *before = tn_txt_enter(m->device);
-    tn_status status = tn_txt_leave(m->device, before, run_chunks(m, &x, room, out));
-    tn_txt_free(room);
-    return status;
+    return tn_txt_leave(m->device, before, run_chunks(m, &x, room, out));
 }
 
 tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count, int64_t rows, float *out) {
@@ -444,15 +436,14 @@ tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count
     if (whole < rows) rows = whole;
     if (rows < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT, "%" PRId64 " samples are fewer than a frame has, %d", count, POINTS);
-    double *room = tn_txt_zalloc((size_t)rows, (size_t)(m->points + m->mels) * sizeof *room);
+    AUTO_TXT_FREE double *room = tn_txt_zalloc((size_t)rows, (size_t)(m->points + m->mels) * sizeof *room);
     if (!room) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < rows; i++)
         fill_kaldi_frame(samples + i * MEL_HOP, room + i * m->points);
     tn_device *before = tn_txt_enter(m->device);
     double *bands = room + rows * m->points;
-    tn_status status = tn_txt_leave(m->device, before, transform(m, room, rows, 1.1920928955078125e-7, bands));
-    for (int64_t i = 0; i < rows * m->mels && status == TN_OK; i++)
+    TRY(tn_txt_leave(m->device, before, transform(m, room, rows, 1.1920928955078125e-7, bands)));
+    for (int64_t i = 0; i < rows * m->mels; i++)
         out[i] = (float)log(bands[i]);
-    tn_txt_free(room);
-    return status;
+    return TN_OK;
 }

@@ -348,14 +348,11 @@ static tn_status choose_blas(const char *name, const tn_blas **out) {
 tn_status tn_blas_choose(const char *name) {
     const tn_blas *found = NULL;
     bool none = !name || strcmp(name, "none") == 0;
-    pthread_mutex_lock(&blas_lock);
-    tn_status s = none ? TN_OK : choose_blas(name, &found);
-    if (s == TN_OK) {
-        atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
-        atomic_store(&chosen, found);
-    }
-    pthread_mutex_unlock(&blas_lock);
-    return s;
+    AUTO_LOCK(&blas_lock);
+    TRY(none ? TN_OK : choose_blas(name, &found));
+    atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
+    atomic_store(&chosen, found);
+    return TN_OK;
 }
 
 const tn_blas *tn_blas_chosen(void) { return atomic_load_explicit(&chosen, memory_order_acquire); }
@@ -365,9 +362,8 @@ bool tn_blas_is_open_choice(void) { return tn_blas_chosen() && atomic_load(&open
 const tn_blas *tn_blas_by_name(const char *name) {
     const tn_blas *found = NULL;
     if (strcmp(name, AUTO) == 0) return NULL;
-    pthread_mutex_lock(&blas_lock);
+    AUTO_LOCK(&blas_lock);
     tn_status s = choose_blas(name, &found);
-    pthread_mutex_unlock(&blas_lock);
     return s == TN_OK ? found : NULL;
 }
 
@@ -376,29 +372,26 @@ const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none";
 int tn_blas_count(void) { return ROWS; }
 
 bool tn_blas_untried(int i, const char *asked) {
-    pthread_mutex_lock(&blas_lock);
+    AUTO_LOCK(&blas_lock);
     const tn_blas *b = &opened[i];
     bool meant = strcmp(asked, AUTO) == 0 || strcmp(asked, table[i].name) == 0;
-    bool untried = meant && (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND);
-    pthread_mutex_unlock(&blas_lock);
-    return untried;
+    return meant && (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND);
 }
 
 void tn_blas_refuse(int i, tn_reason_code code, const char *why) {
     tn_blas *b = &opened[i];
-    pthread_mutex_lock(&blas_lock);
+    AUTO_LOCK(&blas_lock);
     b->entry = &table[i];
     b->tried = true;
     tn_library_locate(&table[i].library, b->path, sizeof b->path);
     tn_reason_set(&b->why, code, table[i].library.fix, "%s: the test in a separate process failed: %s",
                   table[i].library.title, why);
-    pthread_mutex_unlock(&blas_lock);
 }
 
 void tn_blas_probe(int i, tn_blas_facts *out) {
     const tn_blas *b = &opened[i], *now = tn_blas_chosen();
     *out = (tn_blas_facts){.name = table[i].name, .title = table[i].library.title, .chosen = b == now};
-    pthread_mutex_lock(&blas_lock);
+    AUTO_LOCK(&blas_lock);
     if (b->tried) {
         memcpy(out->path, b->path, sizeof out->path);
         memcpy(out->description, b->description, sizeof out->description);
@@ -407,7 +400,6 @@ void tn_blas_probe(int i, tn_blas_facts *out) {
         tn_reason_set(&out->why, TN_REASON_LIBRARY_NOT_FOUND, table[i].library.fix, "%s: not found",
                       table[i].library.title);
     }
-    pthread_mutex_unlock(&blas_lock);
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

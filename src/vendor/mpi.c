@@ -167,18 +167,17 @@ static tn_status trade_piece(const char *send, size_t bytes, char *receive) {
 static tn_status in_pieces(exchange_piece *exchange, const char *send, int blocks, size_t bytes, char *receive) {
     if (bytes <= PIECE) return exchange(send, bytes, receive);
     size_t size = (size_t)world_size;
-    char *from = tn_mem_alloc((size_t)blocks * PIECE), *to = tn_mem_alloc(size * PIECE);
-    tn_status status = from && to ? TN_OK : tn_fail(TN_ERR_MEMORY, "MPI: out of memory for a long message");
-    for (size_t at = 0; at < bytes && status == TN_OK; at += PIECE) {
+    AUTO_FREE char *from = tn_mem_alloc((size_t)blocks * PIECE), *to = tn_mem_alloc(size * PIECE);
+    TRY(from && to ? TN_OK : tn_fail(TN_ERR_MEMORY, "MPI: out of memory for a long message"));
+    for (size_t at = 0; at < bytes; at += PIECE) {
         size_t count = bytes - at < PIECE ? bytes - at : PIECE;
         for (int i = 0; i < blocks; i++)
             memcpy(from + (size_t)i * count, send + (size_t)i * bytes + at, count);
-        status = exchange(from, count, to);
-        for (size_t i = 0; i < size && status == TN_OK; i++)
+        TRY(exchange(from, count, to));
+        for (size_t i = 0; i < size; i++)
             memcpy(receive + i * bytes + at, to + i * count, count);
     }
-    tn_mem_free_each(from, to);
-    return status;
+    return TN_OK;
 }
 
 tn_status tn_mpi_all_gather(const void *send, size_t bytes, void *receive) {

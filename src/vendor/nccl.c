@@ -82,10 +82,8 @@ static tn_status load_library(const struct library *l) {
 tn_status tn_nccl_load(const char *backend) {
     for (size_t i = 0; i < TN_COUNT(libraries); i++) {
         if (strcmp(libraries[i].backend, backend) != 0) continue;
-        pthread_mutex_lock(&lock);
-        tn_status s = load_library(&libraries[i]);
-        pthread_mutex_unlock(&lock);
-        return s;
+        AUTO_LOCK(&lock);
+        return load_library(&libraries[i]);
     }
     return tn_fail(TN_ERR_UNAVAILABLE, "no library for collective operations of %s devices is known", backend);
 }

@@ -207,11 +207,10 @@ static tn_status load(void) {
 
 tn_status tn_ort_load(void) {
     if (tn_ort_is_loaded()) return TN_OK;
-    pthread_mutex_lock(&load_lock);
-    tn_status s = tn_ort_is_loaded() ? TN_OK : load();
-    if (s == TN_OK) atomic_store(&loaded, true);
-    pthread_mutex_unlock(&load_lock);
-    return s;
+    AUTO_LOCK(&load_lock);
+    TRY(tn_ort_is_loaded() ? TN_OK : load());
+    atomic_store(&loaded, true);
+    return TN_OK;
 }
 
 const char *tn_ort_provider_at(int i) { return i >= 0 && i < provider_count ? providers[i] : NULL; }
@@ -230,23 +229,20 @@ static tn_ort_level level_of_environment(void) {
 }
 
 tn_ort_options tn_ort_device_options(void) {
-    pthread_mutex_lock(&options_lock);
+    AUTO_LOCK(&options_lock);
     if (!options_known) {
         const char *provider = tn_env("TRUNNION_ONNXRUNTIME_PROVIDER");
         device_options = (tn_ort_options){.level = level_of_environment()};
         snprintf(device_options.provider, sizeof device_options.provider, "%s", provider ? provider : "");
         options_known = true;
     }
-    tn_ort_options o = device_options;
-    pthread_mutex_unlock(&options_lock);
-    return o;
+    return device_options;
 }
 
 void tn_ort_set_device_options(const tn_ort_options *options) {
-    pthread_mutex_lock(&options_lock);
+    AUTO_LOCK(&options_lock);
     device_options = *options;
     options_known = true;
-    pthread_mutex_unlock(&options_lock);
 }
 
 /* ---- sessions ---------------------------------------------------------------------------------------------------- */

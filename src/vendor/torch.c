@@ -166,11 +166,10 @@ bool tn_torch_is_loaded(void) { return atomic_load(&loaded); }
 
 tn_status tn_torch_load(void) {
     if (tn_torch_is_loaded()) return TN_OK;
-    pthread_mutex_lock(&load_lock);
-    tn_status s = tn_torch_is_loaded() ? TN_OK : load();
-    if (s == TN_OK) atomic_store(&loaded, true);
-    pthread_mutex_unlock(&load_lock);
-    return s;
+    AUTO_LOCK(&load_lock);
+    TRY(tn_torch_is_loaded() ? TN_OK : load());
+    atomic_store(&loaded, true);
+    return TN_OK;
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
