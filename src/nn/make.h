@@ -9,7 +9,7 @@
 #include "trunnion/optim.h"
 
 #define TRY TN_TRY
-/* Before a declaration with an initializer: frees what malloc gave, or calls function(&variable), at the scope's end. */
+/* Before a declaration with an initializer: frees malloc's block, or calls function(&variable), at the scope's end. */
 #define AUTO_CALL(function) __attribute__((cleanup(function)))
 #define AUTO_NN_FREE AUTO_CALL(tn_nn_free_held)
 static inline void tn_nn_free_held(void *variable) {

@@ -284,7 +284,7 @@ const tn_tensor *onnx_derived(const onnx_call *c, int i, onnx_derivation which, 
 tn_status onnx_call_graph(onnx_call *c, const onnx_graph *g, onnx_value *const *in, int in_count, onnx_value **out,
                           int out_count);
 
-/* ==== regular expressions ========================================================================================= */
+/* ==== regular expressions (onnx_regex.c) ========================================================================== */
 
 typedef struct onnx_regex onnx_regex;
 

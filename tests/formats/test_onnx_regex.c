@@ -1,4 +1,4 @@
-/* test_onnx_regex.c — promises of onnx/onnx_text.c: RE2's syntax, and the same answers as the C library's engine
+/* test_onnx_regex.c — promises of onnx/onnx_regex.c: RE2's syntax, and the same answers as the C library's engine
  * where both have the same syntax. */
 #include "test_support.h"
 
