@@ -32,7 +32,7 @@ enum { PART_MODEL, PART_OPTIMIZER, PART_EXTRA, PARTS };
 
 typedef struct parts {
     part part[PARTS];
-    tn_variable *model, *optimizer; /* owned lists behind the first two */
+    tn_variable *model, *optimizer; /* owned lists after the first two */
 } parts;
 
 static void parts_free(parts *p) {
@@ -71,7 +71,7 @@ static int parts_total(const parts *p) {
     return total;
 }
 
-/* Full names, each behind the other in `names`; the list points into it. */
+/* Full names, each after the other in `names`; the list points into it. */
 static tn_status name_all(const parts *p, tn_named_tensor *list, tn_str *names) {
     for (int i = 0; i < PARTS; i++)
         for (int k = 0; k < p->part[i].count; k++) {
@@ -274,7 +274,7 @@ typedef struct numbers {
     double rate;    /* its learning rate; NaN: the file has none */
 } numbers;
 
-/* A decimal number at *text, which moves behind it. */
+/* A decimal number at *text, which moves after it. */
 static bool read_number(const char **text, uint64_t *out) {
     if (!*text || **text < '0' || **text > '9') return false;
     char *end;

@@ -102,7 +102,7 @@ typedef struct entry {
     size_t described; /* place of its description */
     int rank;
     int64_t shape[TN_MAX_RANK];
-    int64_t begin, bytes; /* begin: behind the start of all tensors' bytes, then place in the file */
+    int64_t begin, bytes; /* begin: after the start of all tensors' bytes, then place in the file */
 } entry;
 
 struct tn_gguf {
@@ -412,7 +412,7 @@ static tn_status sort_names(tn_gguf *f) {
     return TN_OK;
 }
 
-/* Turns places behind `start` into places in the file. */
+/* Turns places after `start` into places in the file. */
 static tn_status place_entry(const tn_gguf *f, entry *e, int64_t start, int64_t alignment) {
     int64_t end;
     if (e->begin % alignment != 0)

@@ -247,7 +247,7 @@ static const allowed globals[] = {
     {"torch.serialization", "_get_layout", make_nothing},
 };
 
-/* Types stand behind the functions: row TN_COUNT(globals) + i is tn_pickle_types[i]. */
+/* Types stand after the functions: row TN_COUNT(globals) + i is tn_pickle_types[i]. */
 static int type_of_global(const tn_pickle_node *n) { return n->row - (int)TN_COUNT(globals); }
 
 static bool same(const char *a, const char *text, size_t length) {

@@ -50,7 +50,7 @@ typedef struct part {
     tn_map map;
     tn_json_doc *header;
     const tn_json *metadata; /* NULL when there is none */
-    const uint8_t *data;     /* behind the header */
+    const uint8_t *data;     /* after the header */
     int64_t data_bytes;
 } part;
 

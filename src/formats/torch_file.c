@@ -1,7 +1,7 @@
 /* torch_file.c — tensors of PyTorch's .pt and .pth files: a zip archive with a pickle.
  *
  * Two layouts: an archive of stored entries (data.pkl says what there is, data/KEY are the storages), and the older one
- * of pickles behind each other, then storages. Either way a tensor is a storage, a place in it, a shape and strides:
+ * of pickles after each other, then storages. Either way a tensor is a storage, a place in it, a shape and strides:
  * checked when the file is opened, so that afterwards it is a pointer into the mapping. What contains the tensors,
  * dicts, lists and tuples, becomes their dotted names; everything else in the file is passed over. */
 #include <limits.h>

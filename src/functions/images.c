@@ -179,7 +179,7 @@ tn_tensor *(tn_lp_pool)(const tn_tensor *x, int axes, double norm_type, const in
 
 /* ---- adaptive pools: windows of different lengths ---------------------------------------------------------------- */
 
-/* Axis `dim` cut into `out` windows of about equal length, as a dim behind it; windows that are shorter than the
+/* Axis `dim` cut into `out` windows of about equal length, as a dim after it; windows that are shorter than the
  * longest repeat their last element. *weight: 1 / length for elements that count, 0 for repeated ones. */
 static tn_tensor *adaptive_windows(const tn_tensor *x, int dim, int64_t out, tn_tensor **weight) {
     int64_t n = tn_size(x, dim), longest = 0;

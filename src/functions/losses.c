@@ -164,7 +164,7 @@ static tn_tensor *log_sum3(const tn_tensor *a, const tn_tensor *b, const tn_tens
     return tn_logsumexp(all, (int64_t[]){0}, 1, false);
 }
 
-/* The target with blanks between, before and behind its labels: [batch, 2 · longest + 1]. */
+/* The target with blanks between, before and after its labels: [batch, 2 · longest + 1]. */
 static tn_tensor *with_blanks(const tn_tensor *targets, int64_t blank) {
     int64_t batch = tn_size(targets, 0), longest = tn_size(targets, 1);
     tn_tensor *pair =

@@ -763,7 +763,7 @@ static void add_engine_input(onnx_export *x, const tn_node *n, const char *name)
     if (!tn_dtype_is_quantized((tn_dtype)n->dtype)) name_is(x, n, name);
 }
 
-/* A node's result is the graph's output itself, under the name that it has: behind an Identity, ONNX Runtime 1.32 can
+/* A node's result is the graph's output itself, under the name that it has: after an Identity, ONNX Runtime 1.32 can
  * lose a value that other nodes read too. What no node makes, or is an output already, gets one after all. */
 static void write_engine_output(onnx_export *x, const tn_engine_graph *g, const char **names, int i) {
     const tn_node *n = g->outputs[i];

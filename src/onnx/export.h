@@ -117,7 +117,7 @@ struct onnx_writer {
 
 /* How n is written; NULL: as what it is composed of. */
 const onnx_writer *onnx_writer_of(const tn_node *n);
-/* n as its writer has it; types that an operator of ONNX lacks are cast before it and back behind it. */
+/* n as its writer has it; types that an operator of ONNX lacks are cast before it and back after it. */
 const char *onnx_write_node(onnx_export *x, const tn_node *n);
 /* n as other ops; NULL if it has no composition. */
 tn_node *onnx_composed(tn_build *b, const tn_node *n);

@@ -168,7 +168,7 @@ static const char *write_log_of_base(onnx_export *x, const tn_node *n) {
     return onnx_emit2(x, "Div", onnx_emit1(x, "Log", in(x, n, 0)), base);
 }
 
-/* Activations with one number, which `onnx` names behind the operator. */
+/* Activations with one number, which `onnx` names after the operator. */
 static const char *write_alpha(onnx_export *x, const tn_node *n) {
     onnx_attr_float(x, "alpha", n->f[0]);
     return onnx_emit1(x, x->writer->onnx, in(x, n, 0));
@@ -668,7 +668,7 @@ static const char *write_conv_weight(onnx_export *x, const tn_node *n) {
     return exchanged(x, filtered(x, images, results, &f, taken_as(n, (tn_dtype)n->dtype)));
 }
 
-/* How far the transposed window reaches beyond the image, behind it; less than 0: not as far. */
+/* How far the transposed window reaches beyond the image, after it; less than 0: not as far. */
 static int64_t spread_after(const tn_node *n, int a) {
     const int64_t *i = n->i;
     int64_t reach = (n->in[0]->shape[2 + a] - 1) * i[TN_CONV2D_DGRAD_STRIDE + a] +
@@ -723,7 +723,7 @@ static bool is_global_pool(const tn_node *n) { return has_batch(n) && n->i[0] ==
 
 /* ---- as other ops ------------------------------------------------------------------------------------------------ */
 
-/* Pairs (x, y) become (x · cos − y · sin, y · cos + x · sin); features behind the pairs stay. */
+/* Pairs (x, y) become (x · cos − y · sin, y · cos + x · sin); features after the pairs stay. */
 static tn_node *rewrite_rope(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *cosine = n->in[1], *sine = n->in[2], *parts[3];
     int64_t half = cosine->shape[cosine->rank - 1], last = n->rank - 1, all = n->shape[last];

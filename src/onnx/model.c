@@ -952,7 +952,7 @@ static tn_status refuse_cycle(const onnx_text *messages, const int32_t *path, in
     return tn_fail(TN_ERR_FORMAT, "nodes form a cycle, in which each reads the next: %s", tn_str_text(&text));
 }
 
-/* Depth first: a node comes behind all that it reads. path and next (the edge to follow of each node): count entries
+/* Depth first: a node comes after all that it reads. path and next (the edge to follow of each node): count entries
  * each; mark: 0 not met, 1 on the path, 2 in `order`. */
 static tn_status sort(const ordering *o, const onnx_text *messages, int32_t count, int32_t *order, int32_t *path,
                       int32_t *next, uint8_t *mark) {

@@ -175,7 +175,7 @@ struct tn_onnx {
     bool is_inert;                   /* operators were not looked up */
     bool is_given;                   /* the caller gives the value of an initializer */
     struct tn_ort_session *session;  /* ONNX Runtime runs the model (engine_model.c); NULL: we do */
-    int *session_order;              /* the port behind each of its inputs, then of its outputs */
+    int *session_order;              /* the port after each of its inputs, then of its outputs */
 };
 /* given: tn_onnx_options.given */
 tn_status onnx_model_read(tn_onnx *m, onnx_text message, const char *const *given);

@@ -35,7 +35,7 @@ static const tn_tensor *with_past(const onnx_call *c, int input, const tn_tensor
 
 static tn_tensor *both_hold(tn_tensor *a, tn_tensor *b) { return a && b ? tn_logical_and(a, b) : a ? a : b; }
 
-/* How far a key lies behind the query: j − (i + offset), [queries, keys] or one a batch. */
+/* How far a key lies after the query: j − (i + offset), [queries, keys] or one a batch. */
 static tn_tensor *distance(const onnx_call *c, int64_t queries, int64_t keys) {
     tn_tensor *i = tn_reshape(tn_arange(0, (double)queries, 1, TN_I64), (int64_t[]){queries, 1}, 2);
     tn_tensor *ahead = tn_sub(tn_arange(0, (double)keys, 1, TN_I64), i);
@@ -310,7 +310,7 @@ tn_status onnx_rotary_embedding(onnx_call *c) {
 
 /* ==== GroupQueryAttention ========================================================================================= */
 /* One sequence has its past in front of what is new, so places are numbers on the host. Several sequences may have
- * pasts of different lengths in one table (seqlens_k): there, places are tensors, and what is new is put behind each
+ * pasts of different lengths in one table (seqlens_k): there, places are tensors, and what is new is put after each
  * one's own past. A given cache may be longer than what is in it (a buffer that is shared between steps): what comes
  * out is as long. Source: ONNX Runtime's ContribOperators. */
 
@@ -385,7 +385,7 @@ static tn_status turn_grouped(onnx_call *c, grouped *g) {
     return TN_OK;
 }
 
-/* Keys or values [batch, heads, total, features] behind those of before. */
+/* Keys or values [batch, heads, total, features] after those of before. */
 static const tn_tensor *continued(const grouped *g, const tn_tensor *given, const tn_tensor *x) {
     if (!g->past) return x;
     tn_tensor *both[] = {tn_slice(given, 2, 0, g->past, 1), tn_detach(x)};
@@ -397,7 +397,7 @@ static const tn_tensor *continued(const grouped *g, const tn_tensor *given, cons
     tn_tensor *place = tn_where(tn_lt_scalar(ahead, 0), grouped_counted(0, g->total), fresh);
     int64_t shape[] = {tn_size(x, 0), 1, g->total, 1};
     tn_tensor *moved = tn_take_along_dim(all, 2, tn_cast(tn_reshape(place, shape, 4), TN_I64));
-    tn_tensor *there = tn_reshape(tn_lt_scalar(ahead, (double)g->now), shape, 4); /* 0 behind a shorter one's end */
+    tn_tensor *there = tn_reshape(tn_lt_scalar(ahead, (double)g->now), shape, 4); /* 0 after a shorter one's end */
     return tn_where(there, moved, onnx_number(0, moved));
 }
 

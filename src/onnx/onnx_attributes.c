@@ -391,7 +391,7 @@ static bool find_rule(const char *attributes, onnx_text name, onnx_rule *rule) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* The alternative before the next | of `rest`, which is cut off; false behind the last. */
+/* The alternative before the next | of `rest`, which is cut off; false after the last. */
 static bool next_choice(onnx_text *rest, onnx_text *choice) {
     if (!rest->at) return false;
     const char *bar = rest->size ? memchr(rest->at, '|', rest->size) : NULL;
@@ -408,7 +408,7 @@ static bool text_is_allowed(onnx_text allowed, onnx_text value) {
     return false;
 }
 
-/* Numbers of a rule are written in this file, so strtoll stops behind them. */
+/* Numbers of a rule are written in this file, so strtoll stops after them. */
 static bool number_is_allowed(onnx_text allowed, double value) {
     char *end;
     onnx_text choice;

@@ -512,7 +512,7 @@ static bool has_reciprocal(const onnx_call *c, int i) {
     return c->in[i]->fixed == ONNX_CONSTANT && onnx_read_float(c, i, 1, &scale) == TN_OK && scale >= (double)FLT_MIN;
 }
 
-/* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type.
+/* y as numbers of the scale in input i and the zero point after it; without one it is 0, of operand's type.
  * `multiply`: by a constant scale's reciprocal, as dividing takes longer than all else. That may be one off at halves,
  * so only where ONNX Runtime does not divide either: of products and sums it multiplies by quotients of scales. */
 static tn_status quantized(const onnx_call *c, tn_tensor **y, int i, onnx_type type, bool multiply) {
@@ -669,7 +669,7 @@ static tn_status run_dynamic_product(onnx_call *c) {
     return status == TN_OK ? onnx_put(c, 0, y) : status;
 }
 
-/* ---- an activation behind ---------------------------------------------------------------------------------------- */
+/* ---- an activation after ---------------------------------------------------------------------------------------- */
 
 /* Attribute `activation` with its numbers: a list, or one by one. */
 static tn_status activated(const onnx_call *c, tn_tensor **y) {

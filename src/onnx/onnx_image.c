@@ -345,7 +345,7 @@ static tn_status center_crop_pad(onnx_call *c) {
     return onnx_put_like(c, 0, tn_pad(x, pads, 2 * rank, 0), 0);
 }
 
-/* The index of each column's tap and block in the flat image; padding has the index behind its end. */
+/* The index of each column's tap and block in the flat image; padding has the index after its end. */
 static int64_t fold_place(const onnx_window *w, const int64_t *size, const int64_t *blocks, int64_t tap,
                           int64_t block) {
     int64_t place = 0, pitch = 1;
@@ -881,7 +881,7 @@ static _Atomic(tn_image_decoder *) decoder;
 void tn_onnx_set_image_decoder(tn_image_decoder *decode) { atomic_store(&decoder, decode); }
 bool onnx_decodes_images(void) { return atomic_load(&decoder) != NULL; }
 
-/* Brightness in 16 bits behind the point: ITU-R BT.601. */
+/* Brightness in 16 bits after the point: ITU-R BT.601. */
 static uint8_t grey(const uint8_t *p) {
     return (uint8_t)((19595U * p[0] + 38470U * p[1] + 7471U * p[2] + 32768U) >> 16);
 }

@@ -199,7 +199,7 @@ tn_status onnx_scatter_nd(onnx_call *c) {
     return onnx_put_like(c, 0, tn_reshape(y, tn_shape(x), tn_rank(x)), 0);
 }
 
-/* A cache's places from write_indices on are the update's; mode circular begins anew behind the last. */
+/* A cache's places from write_indices on are the update's; mode circular begins anew after the last. */
 tn_status onnx_tensor_scatter(onnx_call *c) {
     const tn_tensor *cache, *update;
     int axis;

@@ -353,7 +353,7 @@ static int by_integer(const void *a, const void *b) {
     int64_t x = ((const label *)a)->integer, y = ((const label *)b)->integer;
     return (x > y) - (x < y);
 }
-static int by_number(const void *a, const void *b) { /* NaN is itself, and behind all others */
+static int by_number(const void *a, const void *b) { /* NaN is itself, and after all others */
     double x = ((const label *)a)->number, y = ((const label *)b)->number;
     if (isnan(x) || isnan(y)) return !!isnan(x) - !!isnan(y);
     return (x > y) - (x < y);

@@ -12,7 +12,7 @@ enum { NO_CHARACTER = -1 };
 
 typedef enum step_kind { CLASS, SPLIT, JUMP, BEGIN, END, WORD_EDGE, NO_WORD_EDGE } step_kind;
 
-/* CLASS: ranges [a, a + b), or all but these where `inverse`. SPLIT: goes on behind, and a steps ahead. JUMP: a steps
+/* CLASS: ranges [a, a + b), or all but these where `inverse`. SPLIT: continues after, and a steps ahead. JUMP: a steps
  * ahead. */
 typedef struct step {
     uint8_t kind;
@@ -25,7 +25,7 @@ typedef struct range {
 } range;
 
 struct onnx_regex {
-    step *steps; /* the place behind the last one is the match */
+    step *steps; /* the place after the last one is the match */
     range *ranges;
     size_t step_count, step_room, range_count, range_room;
     int32_t *now, *next, *stack; /* places */

@@ -14,7 +14,7 @@
 
 enum { STEPS_MOST = 65536, FUNCTIONS = 3, TOGETHER = 8 /* steps that pay for a matrix of both directions */ };
 
-/* The gates of one row of an operator's parameters lie one behind the other. */
+/* The gates of one row of an operator's parameters lie one after the other. */
 typedef struct net {
     onnx_call *c;
     int gates; /* 1: RNN, 3: GRU, 4: LSTM */
@@ -241,7 +241,7 @@ static tn_tensor *initial(const net *n, int input, int d) {
     return tn_select(onnx_in(n->c, input), n->batch_first ? 1 : 0, d);
 }
 
-/* x as rows, those behind the end of the longest sequence 0: their numbers count for no scale. */
+/* x as rows, those after the end of the longest sequence 0: their numbers count for no scale. */
 static tn_tensor *without_rest(const net *n, const tn_tensor *x) {
     tn_tensor *step = tn_unsqueeze(tn_unsqueeze(tn_arange(0, (double)n->steps, 1, TN_I64), 1), 1);
     tn_tensor *within = tn_lt(step, tn_amax(n->lengths, TN_ALL, false));

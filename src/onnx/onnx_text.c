@@ -147,7 +147,7 @@ static tn_status take_texts(const onnx_call *c, int i, const onnx_value **out) {
 
 /* ---- texts in the making ----------------------------------------------------------------------------------------- */
 
-/* Texts that are written one behind the other; where each ends is known when all are there. */
+/* Texts that are written one after the other; where each ends is known when all are there. */
 typedef struct maker {
     tn_str bytes;
     size_t *ends;
@@ -241,7 +241,7 @@ static tn_status run_concat(onnx_call *c) {
 
 static bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/* Where the separator that begins at or behind `at` lies: [at, *end). No more separator: both at `last`. */
+/* Where the separator that begins at or after `at` lies: [at, *end). No more separator: both at `last`. */
 static const char *find_separator(const char *at, const char *last, onnx_text separator, const char **end) {
     if (!separator.size) {
         while (at < last && !is_blank(*at))
@@ -283,7 +283,7 @@ static tn_status split_all(const onnx_call *c, const onnx_value *v, int64_t *cou
     return TN_OK;
 }
 
-/* The pieces of all texts, one behind the other, as rows of equal length. */
+/* The pieces of all texts, one after the other, as rows of equal length. */
 static tn_status pad_rows(const maker *flat, const int64_t *counts, int64_t rows, int64_t width, maker *m) {
     size_t next = 0;
     for (int64_t i = 0; i < rows; i++) {

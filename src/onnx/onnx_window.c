@@ -24,7 +24,7 @@ tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t 
     return TN_OK;
 }
 
-/* Both sides' share of `total`, the odd one behind or (lower) before. */
+/* Both sides' share of `total`, the odd one after or (lower) before. */
 static void share_padding(onnx_window *w, int a, int64_t total, bool lower) {
     w->before[a] = lower ? total - total / 2 : total / 2;
     w->after[a] = total - w->before[a];
@@ -206,7 +206,7 @@ static tn_status transposed_padding(const onnx_call *c, const tn_tensor *x, cons
         int64_t size = tn_size(x, 2 + a), want = asked ? shape[a] : size * w->stride[a];
         int64_t total = w->stride[a] * (size - 1) + extra[a] + onnx_reach(w, a) - want;
         if (total < 0)
-            w->after[a] = total; /* more than there is: zeros behind */
+            w->after[a] = total; /* more than there is: zeros after */
         else
             share_padding(w, a, total, !onnx_is(pad, "SAME_UPPER"));
     }
@@ -440,7 +440,7 @@ tn_status onnx_lp_pool(onnx_call *c) {
     return onnx_put(c, 0, tn_norm(seen, (double)onnx_int(c, "p", 2), dims, onnx_dims(2, 2 + w.axes, dims), false));
 }
 
-/* Places are those of the image that the attributes yield; output_shape is this image with zeros behind. */
+/* Places are those of the image that the attributes yield; output_shape is this image with zeros after. */
 tn_status onnx_max_unpool(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
     int64_t shape[TN_MAX_RANK], flat[1], numel = tn_numel(x), *wanted = NULL, count = 0;

@@ -91,7 +91,7 @@ typedef struct onnx_window {
 
 /* Reads the attributes that all operators with windows share. kernel: the weight's; NULL: attribute kernel_shape. */
 tn_status onnx_window_read(const onnx_call *c, const tn_tensor *x, const int64_t *kernel, onnx_window *w);
-/* Places along an axis; with ceil_mode the last one must still begin before the padding behind. 0: it does not fit. */
+/* Places along an axis; with ceil_mode the last one must still begin before the padding after. 0: it does not fit. */
 int64_t onnx_places(const onnx_window *w, int a, int64_t size, bool ceil_mode);
 /* The same with channels side by side in memory, [n, places…, kernel…, c]: to be copied in long runs. */
 tn_tensor *onnx_seen_by_place(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);

@@ -91,7 +91,7 @@ static bool read_scale(const mapping *p, const onnx_node *n, quantized *q) {
 
 static bool is_byte_type(onnx_type t) { return t == ONNX_INT8 || t == ONNX_UINT8; }
 
-/* What the DequantizeLinear behind `slot` reads; false: something else makes it. */
+/* What the DequantizeLinear after `slot` reads; false: something else makes it. */
 static bool dequantized(const mapping *p, int32_t slot, quantized *q) {
     const int32_t maker = slot < 0 ? NONE : p->maker[slot];
     if (maker < 0 || !is_type(&p->g->nodes[maker], "DequantizeLinear")) return false;
@@ -218,7 +218,7 @@ static int list_gemm(const mapping *p, const onnx_node *n, const struct kind *k,
     return put_in(in, count, bias.slot, y->scale, y->zero);
 }
 
-/* Operands with their scales; those of the result stand behind them, of a list before them. */
+/* Operands with their scales; those of the result stand after them, of a list before them. */
 static int list_operands(const mapping *p, const onnx_node *n, const struct kind *k, const quantized *y, int32_t *in) {
     quantized x;
     int count = k->result_first ? put_in(in, 0, y->scale, y->zero, NONE) - 1 : 0;

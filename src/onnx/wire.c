@@ -163,7 +163,7 @@ tn_status onnx_numbers_add(onnx_numbers *n, const onnx_field *f, int kind) {
 }
 
 /* ==== writing ===================================================================================================== */
-/* A message inside a message is made apart and then put behind its length. Source: Protocol Buffers' encoding. */
+/* A message inside a message is made apart and then put after its length. Source: Protocol Buffers' encoding. */
 
 enum { WIRE_VARINT = 0, WIRE_BYTES = 2, WIRE_32 = 5 };
 

@@ -462,7 +462,7 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
  * so sequences share pages and grow without moving. Attention takes the new tokens' keys and values beside the cache as
  * it was: it needs no append before it, and both fit into one plan, in which the append comes last. The public
  * functions lay their operands out for the kernels (cpu_kernels.h has the definition) and are those
- * of the primitives behind them. */
+ * of the primitives after them. */
 
 static bool is_cache_dtype(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16 || t == TN_U8; }
 
@@ -561,7 +561,7 @@ static tn_status check_place(const tn_infer *c, int position, int pages, int tok
                    tn_shape_text(table, b, sizeof b));
 }
 
-/* Are the dims from `first` on laid out one behind the other? */
+/* Are the dims from `first` on laid out one after the other? */
 static bool laid_out_from(const tn_node *x, int first) {
     int64_t offset, stride[TN_MAX_RANK], expected = 1;
     tn_node_layout(x, &offset, stride);
@@ -1191,7 +1191,7 @@ static void grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grad
 
 /* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an
  * angle whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved;
- * features behind 2·half stay. Source: Su et al. 2021. */
+ * features after 2·half stay. Source: Su et al. 2021. */
 OP_CODE(rope, .infer = infer_rope, .compose = compose_rope, .grad = grad_rope,
         .cases = "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
                  "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] "

@@ -426,7 +426,7 @@ static int tap_bands(const tn_window *w, int axis, int64_t size, int64_t taps, i
     return count;
 }
 
-/* The convolution of a widely dilated window, for bands of output pixels of `axis` and the axes behind it: the taps of
+/* The convolution of a widely dilated window, for bands of output pixels of `axis` and the axes after it: the taps of
  * a band that see only padding from all of it take no part. */
 static tn_node *conv_in_bands(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                               const int64_t *out_size, bool wide, int axis, double copies) {
@@ -743,7 +743,7 @@ static void reference_int_conv2d(const tn_reference *r) {
 
 /* int_conv2d(x, weight, stride, padding, dilation, groups, outside): cross-correlation of bytes, in i32: exact, modulo
  * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are
- * i8 or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside`
+ * i8 or u8, each their own; padding is rows above, columns before, rows below, columns after, each of them `outside`
  * (a zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
 OP_CODE(int_conv2d, .class_ = TN_NATIVE, .infer = infer_int_conv2d, .compose = compose_int_conv2d,
         .reference = reference_int_conv2d,

@@ -511,7 +511,7 @@ static tn_node *under_lower(tn_build *b, tn_node *l, tn_node *y) {
     return tn_b_linalg_solve_upper(b, tn_b_row_major(b, factor_turned(b, l)), tn_b_row_major(b, y));
 }
 
-/* Of the square part: L⁻ᵀ·(tril(Lᵀ·dL, -1) + triu(dU·Uᵀ))·U⁻ᵀ. Rows below it have L₂ = A₂·U⁻¹, columns behind it
+/* Of the square part: L⁻ᵀ·(tril(Lᵀ·dL, -1) + triu(dU·Uᵀ))·U⁻ᵀ. Rows below it have L₂ = A₂·U⁻¹, columns after it
  * U₂ = L⁻¹·A₂, which add to dU and dL. */
 static void grad_lu_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
@@ -539,7 +539,7 @@ static void grad_lu_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = times(b, p, more ? tn_b_cat(b, parts, 2, axis) : parts[0]);
 }
 
-/* linalg_lu_packed(x): L and U [m, n] in one matrix, behind it the permutation P [m, m], in the last dimension. */
+/* linalg_lu_packed(x): L and U [m, n] in one matrix, after it the permutation P [m, m], in the last dimension. */
 OP_CODE(linalg_lu_packed, .class_ = TN_NATIVE, .infer = infer_lu_packed, .contiguous = 1, .grad = grad_lu_packed,
         .reference = reference_lu_packed,
         .cases =
@@ -551,7 +551,7 @@ OP_CODE(linalg_lu_packed, .class_ = TN_NATIVE, .infer = infer_lu_packed, .contig
 
 static tn_status infer_qr_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_QR, false); }
 
-/* Gram and Schmidt, each column twice; the columns of R behind its square part are Qᵀ·x. */
+/* Gram and Schmidt, each column twice; the columns of R after its square part are Qᵀ·x. */
 static void reference_qr_packed(const tn_reference *r) {
     batch b = batch_of(r);
     int64_t m = b.m, n = b.n, k = tn_min64(m, n);
@@ -614,7 +614,7 @@ static void grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = qr_back(b, q, r, dq, dr);
 }
 
-/* linalg_qr_packed(x): Q [m, k] and R [k, n], one behind the other in the last dimension. */
+/* linalg_qr_packed(x): Q [m, k] and R [k, n], one after the other in the last dimension. */
 OP_CODE(linalg_qr_packed, .class_ = TN_NATIVE, .infer = infer_qr_packed, .contiguous = 1, .grad = grad_qr_packed,
         .reference = reference_qr_packed,
         .cases =
@@ -971,7 +971,7 @@ static void grad_svd_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     if (tn_needs_grad(n, 0)) grads[0] = svd_back(b, n->in[0], tn_b_self(n), dy);
 }
 
-/* linalg_svd_packed(x): U [m, k], the singular values, Vᵀ [k, n], one behind the other in the last dimension. */
+/* linalg_svd_packed(x): U [m, k], the singular values, Vᵀ [k, n], one after the other in the last dimension. */
 OP_CODE(linalg_svd_packed, .class_ = TN_NATIVE, .infer = infer_svd_packed, .contiguous = 1, .grad = grad_svd_packed,
         .reference = reference_svd_packed,
         .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [2,2]@-1..1+1I; [4,2]@-1..1+1I; [2,3]@-1..1+2I; "

@@ -21,7 +21,7 @@ typedef struct pair {
 /* What differs between f32 and f64. */
 typedef struct float_layout {
     kir_type type, bits;
-    int mantissa; /* bits behind the point */
+    int mantissa; /* bits after the point */
     int64_t bias;
     int64_t root_half; /* the pattern of √½ */
     double least;      /* least normal number */

@@ -34,7 +34,7 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
 }
 
 /* Strides of `shape` over the elements of x, whose own strides are `have`; false when only a copy can do it. Runs of
- * dims of x that lie one behind the other form chunks; each chunk must be cut by the new
+ * dims of x that lie one after the other form chunks; each chunk must be cut by the new
  * shape without crossing its border. */
 static bool view_strides(const tn_node *x, const int64_t *have, const int64_t *shape, int rank, int64_t *stride) {
     if (tn_node_numel(x) == 0) {
@@ -600,7 +600,7 @@ OP_CODE(pad, .class_ = TN_MOVEMENT, .flops = 4, .infer = infer_pad, .grad_first 
 /* ---- writing through a view -------------------------------------------------------------------------------------- */
 
 /* A view of a contiguous base, dims sorted by stride, the greatest first; each place belongs to one element alone when
- * every stride is greater than the reach of the dims behind it. */
+ * every stride is greater than the reach of the dims after it. */
 typedef struct view_places {
     int rank;
     int dim[TN_MAX_RANK];                         /* of the view */

@@ -299,7 +299,7 @@ OP_CODE(instance_norm, .infer = infer_channels_norm, .compose = compose_instance
 
 /* ---- over the batch ---------------------------------------------------------------------------------------------- */
 
-enum { BN_MEAN = 1, BN_VAR, BN_WEIGHT, BN_BIAS }; /* inputs of batch_norm behind x */
+enum { BN_MEAN = 1, BN_VAR, BN_WEIGHT, BN_BIAS }; /* inputs of batch_norm after x */
 
 /* All dimensions but that of the channels. */
 static int batch_dims(const tn_node *x, int64_t *dims) {
@@ -359,7 +359,7 @@ OP_CODE(batch_norm, .infer = infer_batch_norm, .compose = compose_batch_norm,
                  "error=weight [4,3] - - [4] - training=true; "
                  "types=f64; [5,3] - - [3]:f32 [3]:f32 training=true");
 
-enum { BATCH_WEIGHT = 1, BATCH_BIAS }; /* inputs of batch_normalize behind x */
+enum { BATCH_WEIGHT = 1, BATCH_BIAS }; /* inputs of batch_normalize after x */
 
 static tn_node *batch_standard(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];

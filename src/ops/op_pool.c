@@ -338,7 +338,7 @@ static parts parts_of(tn_build *b, int64_t in, int64_t out) {
     return p;
 }
 
-/* x with dim cut into its parts, [out, longest] in its place: behind a part's end is 0. No part sees a NaN or an
+/* x with dim cut into its parts, [out, longest] in its place: after a part's end is 0. No part sees a NaN or an
  * infinity of another. */
 static tn_node *cut_into_parts(tn_build *b, tn_node *x, int dim, const parts *p, int64_t out) {
     if (!x || !p->first) return NULL;

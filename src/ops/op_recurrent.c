@@ -219,7 +219,7 @@ static tn_status infer_lstm_gradient(tn_infer *c) {
     return TN_OK;
 }
 
-/* Of sums [steps, batch, 4·hidden]; behind them, [h0's, c0's, zeros]. */
+/* Of sums [steps, batch, 4·hidden]; after them, [h0's, c0's, zeros]. */
 static tn_node *compose_lstm_gradient(tn_build *b, const tn_node *n) {
     bool reverse = n->i[TN_LSTM_GRADIENT_REVERSE];
     int64_t steps = n->in[SUMS]->shape[0];
@@ -263,7 +263,7 @@ static tn_status infer_gru_gradient(tn_infer *c) {
     return TN_OK;
 }
 
-/* Of from_x and of from_h, [2, steps, batch, 3·hidden]; behind the first, [h0's, zeros]. */
+/* Of from_x and of from_h, [2, steps, batch, 3·hidden]; after the first, [h0's, zeros]. */
 static tn_node *compose_gru_gradient(tn_build *b, const tn_node *n) {
     bool reverse = n->i[TN_GRU_GRADIENT_REVERSE];
     int64_t steps = n->in[GRU_FROM_X]->shape[0];

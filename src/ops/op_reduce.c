@@ -127,7 +127,7 @@ static tn_node *products_before(tn_build *b, tn_node *rows) {
 }
 static tn_node *backwards(tn_build *b, tn_node *rows) { return tn_b_slice(b, rows, 1, INT64_MAX, INT64_MIN, -1); }
 
-/* For each element of x, the product of those that n multiplies it with: of those before it and those behind. */
+/* For each element of x, the product of those that n multiplies it with: of those before it and those after. */
 static tn_node *product_of_others(tn_build *b, const tn_node *n, tn_node *x) {
     int64_t order[TN_MAX_RANK], back[TN_MAX_RANK], shape[TN_MAX_RANK], length = 1;
     int kept = 0, rank = x->rank;
@@ -316,7 +316,7 @@ OP_CODE(cumsum, .class_ = TN_SCANNING, .keeps_half = true, .reduce = KIR_SUM, .i
 /* cumprod(x, dim): the cumulative product along dim. The product of integers and bools is i64.
  *
  * Gradient: dx[k] = Σ dy[i] · Π x[j] over i ≥ k, j ≤ i, j ≠ k. With the first zero of each row replaced by 1, p are
- * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
+ * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product after the zero
  * is p times that zero, and division by x[k] leaves it out. A further zero makes p 0.
  *
  * With two zeros the gradient's own gradient does not follow from this. Where it will be asked for, dx[k] is
@@ -395,7 +395,7 @@ OP_CODE(mean, .infer = infer_float_reduce, .compose = compose_mean,
 static tn_status infer_var(tn_infer *c) {
     int64_t count = c->attrs->i[0];
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
-    /* The shared rule wants keepdim behind the dims. */
+    /* The shared rule wants keepdim after the dims. */
     tn_attrs *given = c->attrs, plain = *given;
     int64_t correction = given->i[1 + count];
     plain.i[1 + count] = given->i[2 + count];

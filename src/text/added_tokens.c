@@ -102,7 +102,7 @@ static tn_status split_added(tn_hf_work *w, const tn_txt_special *tree, const ch
         }
         const tn_hf_added *a = &w->hf->added[index];
         size_t begin = at, end = at + length;
-        at = end; /* the search goes on behind the token itself */
+        at = end; /* the search continues after the token itself */
         if (begin < start || !counts(w, a, text, size, begin, end)) continue;
         widen_added(a, text, size, start, &begin, &end);
         if (begin > start) TRY(take(w, text + start, begin - start, first && start == 0));

@@ -48,7 +48,7 @@ static uint32_t order_of(float score) {
     return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
 }
 
-/* Notes that the symbols at left and behind it may be merged, if they may. */
+/* Notes that the symbols at left and after it may be merged, if they may. */
 static tn_status consider(tn_txt_work *w, uint32_t left) {
     const tn_tokenizer *t = w->tokenizer;
     const tn_txt_symbol *a = left == TN_TXT_NONE ? NULL : &w->symbols[left];

@@ -1,7 +1,7 @@
 /* classify_picture.c — a picture as a network's input, by preprocessor_config.json: resized as Pillow does it, cut,
  * scaled.
  *
- * Resizing widens its filter as the picture shrinks, columns before rows, and rounds to bytes behind each. */
+ * Resizing widens its filter as the picture shrinks, columns before rows, and rounds to bytes after each. */
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>

@@ -76,7 +76,7 @@ tn_tensor *tn_sound_record(tn_classifier *c, const float *samples, int64_t count
 
 /* ---- networks ---------------------------------------------------------------------------------------------------- */
 
-/* The rows [1, n, hidden] behind all layers, or the weighted sum of those before and behind each, classified by their
+/* The rows [1, n, hidden] after all layers, or the weighted sum of those before and after each, classified by their
  * mean. */
 static tn_tensor *classified(tn_classifier *c, tn_tensor *x, tn_tensor *const *states) {
     net *n = &c->net;

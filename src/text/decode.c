@@ -192,7 +192,7 @@ static tn_status decode_fuse(TN_UNUSED const tn_hf_step *s, const tn_hf_texts *i
     return end_text(out);
 }
 
-enum { FUSED }; /* Strip: it stands behind Fuse, so that in a stream it is for the begin of all */
+enum { FUSED }; /* Strip: it stands after Fuse, so that in a stream it is for the begin of all */
 
 static tn_status read_strip(tn_hf_step *s, const tn_json *v) {
     s->n = tn_json_int(tn_hf_get(v, "start"), 0);
@@ -555,7 +555,7 @@ static void turn_round(int32_t *a, size_t count) {
     }
 }
 
-/* Padding in front is made behind and turned to the front. */
+/* Padding in front is made after and turned to the front. */
 static tn_status pad(const tn_hf *hf, tn_encoding *out, size_t before) {
     size_t have = out->ids.count - before, want = (size_t)hf->padding.length > have ? (size_t)hf->padding.length : have;
     size_t multiple = (size_t)hf->padding.multiple;

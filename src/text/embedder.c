@@ -85,7 +85,7 @@ static tn_tensor *frequencies_of(const encoder_config *c) {
     return tn_cast(tn_exp(tn_mul_scalar(steps, -log(c->base) / (double)half)), TN_F32);
 }
 
-/* The rows of distances behind their norm, and which row a distance has. */
+/* The rows of distances after their norm, and which row a distance has. */
 static tn_status take_relative(tn_embedder *e) {
     const encoder_config *c = &e->config;
     hf_linear by = {NULL, NULL};
@@ -422,7 +422,7 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
 }
 
 /* ==== operations ================================================================================================== */
-/* Rows of all texts stand one behind the other, [batch · length, hidden], so that every linear layer is one product;
+/* Rows of all texts stand one after the other, [batch · length, hidden], so that every linear layer is one product;
  * attention alone looks at them text by text. What is to become an ONNX model keeps the texts apart: its extents are
  * open, and a product of two has no name. */
 

@@ -1,6 +1,6 @@
 /* encoder.h — shared by the files of the embedder: an encoder's checked sizes, its weights by slot.
  *
- * Encoders with a norm behind attention and feed-forward (BERT's kind) are computed here. Models of the families of
+ * Encoders with a norm after attention and feed-forward (BERT's kind) are computed here. Models of the families of
  * llm_families.c become embedders by their hidden states: of them this has only the sizes and the modules.
  *
  * encoder_config.c reads a folder into an encoder_config, with the modules after the encoder, and checks the shape of
@@ -18,10 +18,10 @@ typedef enum encoder_part {
     PART_K,
     PART_V,
     PART_O,
-    PART_NORM1, /* behind the attention */
+    PART_NORM1, /* after the attention */
     PART_UP,
     PART_DOWN,
-    PART_NORM2, /* behind the feed-forward */
+    PART_NORM2, /* after the feed-forward */
     PART_GATE,  /* multiplies PART_UP's result */
     PART_QKV,   /* in place of the three; of a layer that was read, they are always one product */
     LAYER_PARTS
@@ -66,7 +66,7 @@ typedef struct encoder_family {
     double eps;                    /* the same; 0: 1e-12 */
 } encoder_family;
 
-/* A layer behind pooling: a folder of its own. */
+/* A layer after pooling: a folder of its own. */
 enum { ENC_MOST_DENSE = 4 };
 typedef struct encoder_dense {
     char path[HF_NAME_SIZE];
@@ -99,7 +99,7 @@ bool tn_encoder_knows(const char *type);
 /* Reads and checks; sets the folder's prefix. */
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out);
 
-/* encoder_config.c: the modules behind the encoder, pooling and norm as the options have them. */
+/* encoder_config.c: the modules after the encoder, pooling and norm as the options have them. */
 tn_status tn_encoder_modules(const hf_folder *f, const tn_embedder_options *o, encoder_config *c);
 /* The weights of a dense layer, "linear.weight" and "linear.bias"; to be closed. */
 tn_status tn_encoder_dense_weights(const hf_folder *f, const encoder_dense *d, hf_weights **out);
@@ -113,7 +113,7 @@ typedef struct encoder_weights {
                              * positions are not learned; NULL: neither */
     tn_tensor *buckets;     /* NULL, or TABLE_BUCKETS */
     tn_tensor *frequencies; /* NULL, or rope's, [half] */
-    tn_tensor *relative;    /* NULL, or TABLE_RELATIVE behind its norm, [2 · span, hidden] */
+    tn_tensor *relative;    /* NULL, or TABLE_RELATIVE after its norm, [2 · span, hidden] */
     tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
     hf_linear norm;
     hf_linear (*layers)[LAYER_PARTS];

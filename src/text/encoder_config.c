@@ -1,7 +1,7 @@
 /* encoder_config.c — an encoder's sizes from config.json, and the modules of a sentence-transformers folder.
  *
  * A family of encoders is a table row: what its keys and weights are called. Every weight of the file must be one that
- * the row knows, in the shape that the configuration gives it, or belong to what stands behind an encoder (poolers,
+ * the row knows, in the shape that the configuration gives it, or belong to what stands after an encoder (poolers,
  * heads): a network that has something more would be computed wrongly without it. */
 #include <inttypes.h>
 #include <math.h>
@@ -130,7 +130,7 @@ static const encoder_family families[] = {
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
-/* Heads behind the last layer that some files have, and buffers that are not weights. */
+/* Heads after the last layer that some files have, and buffers that are not weights. */
 static const char *const beside[] = {"pooler.",
                                      "cls.",
                                      "lm_head.",

@@ -540,7 +540,7 @@ struct tn_grammar_state {
     bool may_end, next_may_end;
     uint8_t *marks; /* of nodes, while a set is made */
     size_t mark_room;
-    char *texts; /* of all tokens, one behind the other */
+    char *texts; /* of all tokens, one after the other */
     size_t *places;
     int32_t token_count;
 };

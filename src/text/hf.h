@@ -45,7 +45,7 @@ struct tn_hf_step {
     int index; /* among its kind */
 };
 
-/* Texts one behind the other, while tokens are decoded. */
+/* Texts one after the other, while tokens are decoded. */
 typedef struct tn_hf_texts {
     tn_bytes text;
     size_t *ends;
@@ -98,7 +98,7 @@ struct tn_hf {
     const char *model_name;
     tn_hf_model model;
     tn_txt_special words;    /* the model's vocabulary as a tree: WordPiece, Unigram */
-    uint32_t continuing;     /* WordPiece: the node behind the prefix of what continues a word; TN_TXT_NONE: none */
+    uint32_t continuing;     /* WordPiece: the node after the prefix of what continues a word; TN_TXT_NONE: none */
     tn_bytes prefix, suffix; /* of BPE and WordPiece: what continues, what ends a word */
     int64_t max_chars;       /* WordPiece: of a word */
     int32_t unknown;         /* id, -1 for none */
@@ -110,7 +110,7 @@ struct tn_hf {
     int32_t added_count;
     int32_t added_first, added_end; /* ids that are added tokens' alone */
     int32_t *renamed; /* [vocabulary] of a token that decodes otherwise than it is spelled: place in names … */
-    tn_bytes names;   /* … each with a NUL behind; renamed NULL: there are none */
+    tn_bytes names;   /* … each with a NUL after; renamed NULL: there are none */
 
     tn_hf_items single, pair;
     struct {
@@ -187,7 +187,7 @@ extern const tn_hf_row tn_hf_normalizers[], tn_hf_cutters[], tn_hf_decoders[]; /
 
 /* normalizer.c: the whole chain over a text; *text and *size become what came out, which lives until the next call. */
 tn_status tn_hf_normalize(tn_hf_work *w, const char **text, size_t *size, bool *first);
-/* pre_tokenizer.c: hands a piece to step `index`, behind the last one to the model. */
+/* pre_tokenizer.c: hands a piece to step `index`, after the last one to the model. */
 tn_status tn_hf_pass(tn_hf_work *w, int index, const char *text, size_t size, bool first);
 /* token_model.c: fills in the model and its vocabulary. */
 tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root);

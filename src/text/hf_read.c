@@ -310,7 +310,7 @@ static tn_status read_file_hf(const char *path, bool needed, tn_bytes *out) {
     return status;
 }
 
-/* The folder's part of a path with its /, and a name behind it. */
+/* The folder's part of a path with its /, and a name after it. */
 static tn_status beside(const char *folder, size_t length, const char *name, tn_bytes *out) {
     out->size = 0;
     TRY(tn_bytes_append(out, folder, length));

@@ -446,7 +446,7 @@ JJ_FUNCTION(filter_sum) {
 
 /* ---- filters over items ------------------------------------------------------------------------------------------ */
 
-/* The arguments behind the first `skip` positional ones. Of no arguments, which have no address, none is taken off. */
+/* The arguments after the first `skip` positional ones. Of no arguments, which have no address, none is taken off. */
 static jj_arguments rest_of(const jj_arguments *given, int skip) {
     if (skip == 0) return *given;
     return (jj_arguments){.values = given->values + skip,

@@ -95,7 +95,7 @@ tn_status tn_jj_change_case(jj_run *r, const jj_value *v, char how, jj_value *ou
 
 /* ---- searching --------------------------------------------------------------------------------------------------- */
 
-/* The first place of `part` at or behind `from`; SIZE_MAX for none. */
+/* The first place of `part` at or after `from`; SIZE_MAX for none. */
 static size_t find_method(const jj_value *v, const jj_value *part, size_t from) {
     if (part->size > v->size || from > v->size - part->size) return SIZE_MAX;
     if (part->size == 0) return from;

@@ -147,7 +147,7 @@ static bool read_code(const char *text, size_t size, size_t count, uint32_t *cod
     return *code <= 0x10ffff;
 }
 
-/* Writes what the escape at text (behind the backslash) means; returns the bytes read, 0 for a malformed one. */
+/* Writes what the escape at text (after the backslash) means; returns the bytes read, 0 for a malformed one. */
 static size_t unescape(const char *text, size_t size, char *out, size_t *written) {
     static const char from[] = "\\'\"nrtabfv", to[] = "\\'\"\n\r\t\a\b\f\v";
     *written = 0;
@@ -223,7 +223,7 @@ static tn_status lex_token(lexer *x) {
     return lex_operator(x);
 }
 
-/* The end of a tag: white space behind it goes as its sign says. */
+/* The end of a tag: white space after it goes as its sign says. */
 static void finish_tag(lexer *x, char sign, bool trims) {
     x->line_starting = false;
     if (sign == '-') {
@@ -236,7 +236,7 @@ static void finish_tag(lexer *x, char sign, bool trims) {
     }
 }
 
-/* From behind {% or {{ to behind its end. Brackets may hold what looks like an end. */
+/* From after {% or {{ to after its end. Brackets may hold what looks like an end. */
 static tn_status lex_tag(lexer *x, bool block, size_t begin) {
     jj_token *t;
     const char *end = block ? "%}" : "}}";
@@ -493,7 +493,7 @@ static tn_status parse_parentheses(parser *p, jj_node **out) {
     return parse_items(p, ")", &first->next);
 }
 
-/* Arguments of a call, behind its "(": `name = value` are named ones, which come last. The keyword of *list and **dict
+/* Arguments of a call, after its "(": `name = value` are named ones, which come last. The keyword of *list and **dict
  * are the stars. */
 static tn_status parse_arguments(parser *p, jj_node **items) {
     jj_node **tail = items;
@@ -575,7 +575,7 @@ static tn_status parse_primary(parser *p, jj_node **out) {
     return parse_items(p, "]", &(*out)->items);
 }
 
-/* Behind "[": an index, or a slice with any of its three parts. */
+/* After "[": an index, or a slice with any of its three parts. */
 static tn_status parse_subscript(parser *p, jj_node *whole, jj_node **out) {
     TRY(make_parser(p, JJ_ITEM, out));
     jj_node *n = *out, **parts[3] = {&n->b, &n->c, &n->d};
@@ -868,7 +868,7 @@ static tn_status parse_for(parser *p, jj_node **out) {
     TRY(parse_target(p, &n->a));
     if (n->a->kind == JJ_MEMBER) return fail(p, "the targets of a for loop must be names");
     TRY(need_parser(p, "in"));
-    TRY(parse_logic(p, true, &n->b)); /* an `if` behind it is the loop's */
+    TRY(parse_logic(p, true, &n->b)); /* an `if` after it is the loop's */
     if (parser_takes(p, "if")) TRY(parse_expression(p, &n->c));
     if (sees(p, "recursive")) return fail(p, "recursive loops are not supported; use a macro that calls itself");
     TRY(end_tag(p));
@@ -882,7 +882,7 @@ static tn_status parse_for(parser *p, jj_node **out) {
     return end_tag(p);
 }
 
-/* The rest of a tag, the statements behind it, and the tag that ends them. */
+/* The rest of a tag, the statements after it, and the tag that ends them. */
 static tn_status parse_block(parser *p, const char *name, jj_node **body) {
     const char *const ends[] = {name, NULL};
     const char *end;
@@ -891,7 +891,7 @@ static tn_status parse_block(parser *p, const char *name, jj_node **body) {
     return end_tag(p);
 }
 
-/* The filters behind {% filter or {% set name: a chain whose innermost value is missing. */
+/* The filters after {% filter or {% set name: a chain whose innermost value is missing. */
 static tn_status parse_filter_chain(parser *p, jj_node **out) {
     TRY(parse_filter(p, NULL, out));
     while (parser_takes(p, "|"))

@@ -701,7 +701,7 @@ static bool read_hex(const reader *x, size_t at, uint32_t *out) {
     return true;
 }
 
-/* Behind \u: one code point, from two escapes where they are a surrogate pair. */
+/* After \u: one code point, from two escapes where they are a surrogate pair. */
 static tn_status read_code(reader *x, char *out, size_t *written) {
     uint32_t code, low;
     if (!read_hex(x, x->at, &code)) return fail(x, "expected four hexadecimal digits");

@@ -1,6 +1,6 @@
 /* llm_altup.c — several residual streams; a layer computes one of them (Gemma 3n).
  *
- * Before a layer each stream is predicted as a mixture of all streams, with coefficients made of the active one. Behind
+ * Before a layer each stream is predicted as a mixture of all streams, with coefficients made of the active one. After
  * it all are corrected by how far the layer's result is from the predicted active stream. Source: Baykal et al. 2023,
  * "Alternating Updates for Efficient Transformers", as transformers computes Gemma 3n. */
 #include <math.h>

@@ -1,7 +1,7 @@
 /* llm_draft.c — speculative decoding: several tokens of a sequence in one pass.
  *
  * A draft guesses the tokens that follow, from n-grams of the sequence or by a smaller model. One pass computes the
- * logits behind all of them. As long as the caller's next tokens are the guessed ones, tn_llm_step answers from these
+ * logits after all of them. As long as the caller's next tokens are the guessed ones, tn_llm_step answers from these
  * logits. Each has the bits that a step alone would compute, so what a caller chooses, by whatever rule, does not
  * change. A guess is one token, not a distribution: then the rejection rule of speculative sampling (Leviathan et al.
  * 2023) is to sample from the model and compare, which is what callers do. */
@@ -105,7 +105,7 @@ void tn_llm_drop_draft_graphs(tn_llm *m) {
 
 /* ---- guesses ----------------------------------------------------------------------------------------------------- */
 
-/* Token `place` of the sequence with `id` behind it. */
+/* Token `place` of the sequence with `id` after it. */
 static int32_t token_at(const tn_llm *m, int32_t id, int64_t place) {
     return place < m->position ? m->tokens[place] : id;
 }
@@ -147,7 +147,7 @@ static int32_t likeliest(const float *logits, int64_t count, double *probability
     return (int32_t)best;
 }
 
-/* Brings the draft's sequence to that of m with id behind it. */
+/* Brings the draft's sequence to that of m with id after it. */
 static tn_status follow(const tn_llm *m, tn_llm *draft, int32_t id, const float **logits) {
     int64_t kept = 0;
     while (kept < draft->position && kept < m->position && draft->tokens[kept] == m->tokens[kept])
@@ -216,7 +216,7 @@ static tn_status run_graph(tn_llm *m, int width, tn_graph **graph, tn_tensor **l
     return status;
 }
 
-/* The logits behind id and behind each guess. What stands in the cache behind the sequence is overwritten later. */
+/* The logits after id and after each guess. What stands in the cache after the sequence is overwritten later. */
 static tn_status run_pass(tn_llm *m, struct llm_draft *d, int32_t id, int count, int which) {
     int32_t ids[TN_LLM_DRAFT + 1] = {0};
     ids[0] = id;

@@ -141,7 +141,7 @@ typedef enum llm_recurrence {
 
 /* How one kind of model differs from the others, by subject. */
 typedef struct llm_slots { /* of a model; bits of layer slots and of head slots */
-    bool lone;             /* a layer is attention, recurrent or feed-forward, behind one norm (Nemotron-H) */
+    bool lone;             /* a layer is attention, recurrent or feed-forward, after one norm (Nemotron-H) */
     slot_set needs, allows;
     slot_set needs_later; /* which only the first layer may lack */
     slot_set head_needs, head_allows;
@@ -153,7 +153,7 @@ typedef struct llm_norms {
     bool after_rope;   /* of queries and keys */
     bool from_one;     /* folders have the weights less 1 */
     bool values;       /* those of attention have one without weights */
-    bool of_sums;      /* of the residual stream behind attention and feed-forward, not of what they read */
+    bool of_sums;      /* of the residual stream after attention and feed-forward, not of what they read */
     bool of_embedding; /* what the first layer reads has one without weights */
     llm_head_norm heads;
     double eps; /* of folders that do not say; 0: 1e-5 with a mean, else 1e-6 */
@@ -180,7 +180,7 @@ typedef struct llm_attention_rules {
     bool latent;           /* keys and values are made of a short vector (MLA) */
     bool grouped_qkv;      /* in folders SLOT_QKV has, for each key head, its queries, the key and the value; */
     bool qkv_blocks;       /* or, QKV_BLOCKS times, queries, values and keys of some of the heads (CodeGen) */
-    bool gated_queries;    /* SLOT_Q has, behind the queries of each head, gates of what attention yields */
+    bool gated_queries;    /* SLOT_Q has, after the queries of each head, gates of what attention yields */
     int64_t window;        /* where config.json says nothing; 0: none */
     int64_t gguf_window;   /* where a GGUF file says nothing */
     int64_t pattern;       /* every pattern-th layer has no window; 0: all have one */
@@ -353,7 +353,7 @@ typedef struct llm_scales {
 
 typedef struct llm_file_facts {
     const llm_naming *naming;
-    int64_t predicting_layers; /* behind the others, for guesses of further tokens: not read */
+    int64_t predicting_layers; /* after the others, for guesses of further tokens: not read */
     bool norms_from_one;       /* the file has the weights of norms less 1 */
     int64_t weights_bytes, parameters;
     char quantization[16];
@@ -647,7 +647,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
 
 /* llm.c: opens a model without caches, to read its hidden states. Close it with tn_llm_close. */
 tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out);
-/* The hidden states behind the last norm of a text alone, [n, hidden], as a new handle. ids, places: [n] i64. */
+/* The hidden states after the last norm of a text alone, [n, hidden], as a new handle. ids, places: [n] i64. */
 tn_tensor *tn_llm_record_states(const llm_config *c, const llm_weights *w, const tn_tensor *ids,
                                 const tn_tensor *places);
 enum { LLM_READER_CONTEXT = 8192 }; /* tokens of a text at most: scores are written out for each pair */
@@ -673,7 +673,7 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
 tn_tensor *tn_llm_keys_of(const llm_config *c, const tn_tensor *up);
 tn_tensor *tn_llm_product(const llm_weights *w, int64_t layer, int slot, const tn_tensor *x, const tn_tensor *bias);
 /* llm_altup.c: residual streams [n, hidden] of families that have several. begin: makes them of the embedding.
- * predict: changes them to what they should be behind the layer, and returns the one that the layer reads. correct:
+ * predict: changes them to what they should be after the layer, and returns the one that the layer reads. correct:
  * changes them by what the layer has made of that. end: what the last norm reads. gates: those of a sparse layer.
  * laurel: the way beside attention, sum [n, hidden] with it. */
 enum { LLM_MOST_STREAMS = 8 };

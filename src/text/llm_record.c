@@ -209,7 +209,7 @@ static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const 
     return tn_matmul(tn_div(weights, total), values);
 }
 
-/* A layer's keys (0) or values (1), behind those of before. */
+/* A layer's keys (0) or values (1), after those of before. */
 static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, const tn_tensor *x) {
     tn_tensor *own = by_head(x);
     if (!in->past) return own;
@@ -686,8 +686,8 @@ tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_
 /* Multi-head latent attention: queries, and keys with values, are made of short vectors.
  *
  * q · (W_k latent) = (q W_k) · latent, and a sum of values W_v latent is W_v times the sum of latents. So where there
- * are caches, W_k goes to the queries and W_v behind attention, in which all heads have one key: the latent vector,
- * which is the value too, behind the part that rope rotates. That is all that a token keeps. Without caches, as in
+ * are caches, W_k goes to the queries and W_v after attention, in which all heads have one key: the latent vector,
+ * which is the value too, after the part that rope rotates. That is all that a token keeps. Without caches, as in
  * training, keys and values of each head are written out, which costs less arithmetic for each pair of tokens.
  * Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. */
 

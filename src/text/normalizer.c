@@ -15,7 +15,7 @@ static tn_status normalizer_out_of_memory(void) { return tn_backend_fail(TN_ERR_
 
 static int class_of(int32_t c) { return c < 0x300 ? 0 : utf8proc_get_property(c)->combining_class; }
 
-/* Sorts marks behind a letter by their class, those of one class stay in order. A few by insertion, many by counting:
+/* Sorts marks after a letter by their class, those of one class stay in order. A few by insertion, many by counting:
  * hostile texts are made of marks. `room` holds as many again. */
 static void sort_marks(int32_t *marks, size_t count, int32_t *room) {
     if (count <= 16) {
@@ -327,7 +327,7 @@ static uint32_t little_endian(const char *at) {
     return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
-/* The blob: bytes of the tree, the tree, then what characters become, each with a NUL behind. */
+/* The blob: bytes of the tree, the tree, then what characters become, each with a NUL after. */
 static tn_status read_precompiled(tn_hf_step *s, const tn_json *v) {
     TRY(read_base64(tn_hf_slice(tn_hf_get(v, "precompiled_charsmap")), &s->text));
     size_t tree = s->text.size >= 4 ? little_endian(s->text.data) : 0;

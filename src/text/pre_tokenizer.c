@@ -248,7 +248,7 @@ static tn_status pass_letters(tn_hf_work *w, const tn_hf_step *s, const char *te
     if (size == 0) return TN_OK;
     if (w->hf->letters_later && s->index + 1 == w->hf->cutters.count) return w->hf->model(w, text, size);
     tn_bytes *letters = &w->scratch[s->index];
-    size_t before = letters->size; /* behind the text itself, when a space was put in front of it */
+    size_t before = letters->size; /* after the text itself, when a space was put in front of it */
     for (size_t i = 0; i < size; i++)
         TRY(tn_hf_put(letters, tn_txt_letter_of_byte((uint8_t)text[i])));
     tn_status status = tn_hf_pass(w, s->index + 1, letters->data + before, letters->size - before, first);

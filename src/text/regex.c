@@ -1,7 +1,7 @@
 /* regex.c — regular expressions: Oniguruma's syntax translated to PCRE2's, compiled once, matched with limits.
  *
  * Most of both languages is the same. What differs and is used: \s, \w and \h and their opposites, classes inside
- * classes, lines (^ and $ always stand at lines, (?m) lets the dot match their ends), a + behind {n,m} (which repeats
+ * classes, lines (^ and $ always stand at lines, (?m) lets the dot match their ends), a + after {n,m} (which repeats
  * once more; PCRE2 would not give back), \uHHHH. What cannot be said in PCRE2 is refused by name. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 
@@ -186,7 +186,7 @@ static tn_status translate_group(translation *x) {
     return TN_OK;
 }
 
-/* {n,m} and a + behind it. */
+/* {n,m} and a + after it. */
 static tn_status translate_count(translation *x, size_t length) {
     if (peek(x, 1) == ',') { /* {,m} */
         TRY(put_regex(x, "{0"));

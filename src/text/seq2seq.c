@@ -22,7 +22,7 @@ typedef struct family {
     bool scales;      /* the decoder's output by 1 / sqrt(hidden), if the embedding is the output's matrix too */
     /* BART's kind: norms with a mean, biases everywhere, scores scaled by the root of a head's width */
     bool bart;
-    bool norms_last;      /* behind what they are for, and none at the end of a side; else in front of it */
+    bool norms_last;      /* after what they are for, and none at the end of a side; else in front of it */
     bool norms_embedding; /* a norm of what the first layer reads */
     bool learned;         /* positions: from the third row of a table on; else sine waves, */
     bool late_waves;      /* from the third row on, too, and to the slowest one of wavelength 10000 (fairseq's) */
@@ -449,7 +449,7 @@ bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {
 /* ---- biases ------------------------------------------------------------------------------------------------------ */
 
 /* The bucket of a key that is `back` tokens before the query. Near distances have a bucket each, far ones share buckets
- * by their logarithm; half of the encoder's are for keys behind the query. In f32, as transformers computes it. */
+ * by their logarithm; half of the encoder's are for keys after the query. In f32, as transformers computes it. */
 static int64_t bucket_of(int64_t back, int64_t count, int64_t most, bool both) {
     count = both ? count / 2 : count;
     int64_t exact = count / 2, first = both && back < 0 ? count : 0;
@@ -475,7 +475,7 @@ static tn_tensor *norm(const tn_seq2seq *m, const tn_tensor *x, const hf_linear 
     return m->config.family->bart ? tn_hf_norm(x, l, m->config.eps) : tn_hf_rms_norm(x, l->weight, m->config.eps);
 }
 
-/* In front of a part of a layer, and behind it: one of them is a norm. */
+/* In front of a part of a layer, and after it: one of them is a norm. */
 static tn_tensor *before(const tn_seq2seq *m, const side_layer *l, int part, tn_tensor *x) {
     return m->config.family->norms_last ? x : norm(m, x, &l->part[part]);
 }
@@ -521,7 +521,7 @@ static tn_tensor *embed(const tn_seq2seq *m, int side, const tn_tensor *ids, con
     return m->weights.first_norm[side].weight ? norm(m, x, &m->weights.first_norm[side]) : x;
 }
 
-/* Rows of positions for a text; padding may be behind the last one. */
+/* Rows of positions for a text; padding may be after the last one. */
 static tn_tensor *text_places(const tn_seq2seq *m) {
     AUTO_TXT_FREE int64_t *room = tn_txt_alloc((size_t)m->run.padded, sizeof *room);
     int64_t last = m->config.most_positions - 1;

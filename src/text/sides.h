@@ -51,9 +51,9 @@ typedef struct side_token {
     tn_tensor *shown; /* NULL, or whose memory the last logits are in */
 } side_token;
 
-/* Records the logits behind a token; position: a runtime scalar. */
+/* Records the logits after a token; position: a runtime scalar. */
 typedef tn_tensor *side_record(void *model, tn_tensor *const *inputs, tn_tensor *position);
-/* *out: the logits behind the token that `inputs` [count] hold, valid until the next call. */
+/* *out: the logits after the token that `inputs` [count] hold, valid until the next call. */
 tn_status tn_side_step(side_token *t, side_record *record, void *model, tn_tensor *const *inputs, int count,
                        int64_t position, int64_t vocabulary, const float **out);
 void tn_side_free_graph(side_token *t);

@@ -18,7 +18,7 @@ typedef struct ctc_encoder {
         int64_t channels, kernel, stride;
     } convolutions[CTC_MOST_CONVOLUTIONS];
     bool norms_each;  /* each convolution has a norm over channels; else the first has one of each channel */
-    bool norms_first; /* in front of attention and feed-forward, and one at the end; else behind them */
+    bool norms_first; /* in front of attention and feed-forward, and one at the end; else after them */
     bool normalizes;  /* the sound gets mean 0 and variance 1 */
     bool convolution_bias, front_norm;
     tn_activation *front_activation;
@@ -36,7 +36,7 @@ int64_t tn_ctc_encoder_frames(const ctc_encoder *e, int64_t count); /* rows for 
 int64_t tn_ctc_encoder_least(const ctc_encoder *e);                 /* samples for one row; at most those of 30 s */
 /* A copy of the sound as the model takes it; to be freed. */
 tn_status tn_ctc_encoder_prepare(const ctc_encoder *e, const float *samples, int64_t count, float **out);
-/* Sound [n] → [1, frames, hidden]. states: NULL, or room for layers + 1: the rows before each layer and behind the
+/* Sound [n] → [1, frames, hidden]. states: NULL, or room for layers + 1: the rows before each layer and after the
  * last. */
 tn_tensor *tn_ctc_encoder_record(const ctc_encoder *e, net *n, const tn_tensor *sound, tn_tensor **states);
 

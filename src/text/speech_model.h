@@ -51,7 +51,7 @@ struct tn_speech {
     speech_config config;
     speech_tokens tokens;
     log_mel front;
-    hf_linear conv[2], norm[2]; /* norm: behind the last layer of encoder and decoder */
+    hf_linear conv[2], norm[2]; /* norm: after the last layer of encoder and decoder */
     tn_tensor *positions[2], *embedding, *pages;
     side_layer *layers[2];
     side_token token;

@@ -77,7 +77,7 @@ static inline tn_status tn_txt_leave(tn_device *device, tn_device *before, tn_st
     return status;
 }
 
-/* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys behind the
+/* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys after the
  * query. */
 tn_tensor *tn_txt_buckets(int64_t n, int64_t count, int64_t most_distance);
 

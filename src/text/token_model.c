@@ -120,7 +120,7 @@ static tn_status unigram(tn_hf_work *w, const char *word, size_t size) {
     nodes[0].score = 0;
     for (size_t at = 0; at < size; at += tn_hf_char(word + at, size - at, &c))
         TRY(extend(w, word, size, at));
-    /* The way back, turned round: a node's `from` becomes where the token behind it ends. */
+    /* The way back, turned round: a node's `from` becomes where the token after it ends. */
     uint32_t next = TN_TXT_NONE;
     for (uint32_t at = (uint32_t)size; at > 0;) {
         uint32_t from = nodes[at].from;
@@ -220,7 +220,7 @@ typedef struct gathered {
 
 static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s", what); }
 
-/* Room for ids 0 to count - 1, and for `more` behind them. */
+/* Room for ids 0 to count - 1, and for `more` after them. */
 static tn_status make_tokens(gathered *g, int64_t count, int64_t named, int64_t more) {
     if (count > 16 * named + 65536 || count + more > TN_TXT_MAX_TOKENS)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: ids up to %lld, but %lld tokens", (long long)count - 1,
@@ -232,7 +232,7 @@ static tn_status make_tokens(gathered *g, int64_t count, int64_t named, int64_t 
     return g->tokens && g->types ? TN_OK : TN_ERR_MEMORY;
 }
 
-/* {"token": id, …}, with room for `more` tokens behind the last. */
+/* {"token": id, …}, with room for `more` tokens after the last. */
 static tn_status gather_map(gathered *g, const tn_json *vocab, size_t more) {
     int64_t last = -1;
     if (tn_json_kind_of(vocab) != TN_JSON_OBJECT) return bad("the model's vocab must be an object");
@@ -389,7 +389,7 @@ static tn_status add_words(tn_tokenizer *t, size_t scored) {
     return TN_OK;
 }
 
-/* The node behind WordPiece's prefix. */
+/* The node after WordPiece's prefix. */
 static uint32_t behind_prefix(const tn_hf *hf) {
     uint32_t node = hf->words.nodes > 0 ? 0 : TN_TXT_NONE;
     for (size_t i = 0; i < hf->prefix.size && node != TN_TXT_NONE; i++)

@@ -79,7 +79,7 @@ static tn_status encode_plain(tn_txt_work *w, const char *text, size_t size, boo
 static tn_status encode_text(tn_txt_work *w, const char *text, size_t size, unsigned flags) {
     const tn_txt_special *special = flags & TN_ENCODE_SPECIAL ? &w->tokenizer->with_control : &w->tokenizer->always;
     size_t begin = 0, at = 0, length = 0;
-    bool in_front = true; /* at the begin, or right behind a special token */
+    bool in_front = true; /* at the begin, or right after a special token */
     while (at < size) {
         int32_t id = tn_txt_special_match(special, text + at, size - at, &length);
         if (id < 0) {
@@ -191,7 +191,7 @@ tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, size_t 
         status = append_token(t, ids[i], flags, out);
         if (status != TN_OK || out->size == begin) continue;
         if (first && is_spelled(t, ids[i]) && out->data[begin] == ' ') {
-            memmove(out->data + begin, out->data + begin + 1, out->size - begin); /* with the NUL behind */
+            memmove(out->data + begin, out->data + begin + 1, out->size - begin); /* with the NUL after */
             out->size--;
         }
         first = first && !is_spelled(t, ids[i]);
@@ -446,7 +446,7 @@ static tn_status fill_scores(tn_tokenizer *t, const tn_vocabulary *v) {
     return TN_OK;
 }
 
-/* Reads "left right": the parts are parted by the first space behind the first byte. */
+/* Reads "left right": the parts are parted by the first space after the first byte. */
 static bool read_merge(const tn_tokenizer *t, tn_text_slice text, tn_txt_merge *out) {
     const char *space = text.size > 1 ? memchr(text.data + 1, ' ', text.size - 1) : NULL;
     if (!space || text.size - 1 > t->longest) return false;

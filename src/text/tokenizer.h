@@ -50,7 +50,7 @@ struct tn_tokenizer {
     tn_txt_cutter *cutter;
 
     int32_t count;
-    char *spellings;   /* all tokens' bytes, each with a NUL behind */
+    char *spellings;   /* all tokens' bytes, each with a NUL after */
     size_t *places;    /* [count + 1] where they begin */
     uint8_t *types;    /* of tn_token_type */
     uint8_t *ends;     /* ends a generation */
@@ -71,7 +71,7 @@ struct tn_tokenizer {
 
 tn_status tn_txt_vocabulary_fill(tn_tokenizer *t, const tn_vocabulary *v);
 void tn_txt_vocabulary_free(tn_tokenizer *t);
-/* A table for up to `count` merges; each is added behind those before. Of equal pairs the first or the last counts. */
+/* A table for up to `count` merges; each is added after those before. Of equal pairs the first or the last counts. */
 tn_status tn_txt_merges_new(tn_tokenizer *t, size_t count);
 void tn_txt_merges_add(tn_tokenizer *t, const tn_txt_merge *m, bool last_counts);
 /* The token with this spelling that a text may become (no control, unknown, unused or byte token; of a tokenizer.json:
@@ -112,7 +112,7 @@ typedef struct tn_txt_matcher {
 tn_status tn_txt_matcher_set(tn_txt_matcher *m, size_t size);
 void tn_txt_matcher_free(tn_txt_matcher *m);
 
-/* The next match in a valid text at or behind `from`. *found: whether there is one, at *begin to *end. */
+/* The next match in a valid text at or after `from`. *found: whether there is one, at *begin to *end. */
 tn_status tn_txt_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size, size_t from,
                        bool *found, size_t *begin, size_t *end);
 

@@ -287,7 +287,7 @@ tn_status tn_audio_read(const char *path, int64_t rate, tn_audio *out) {
 enum {
     POINTS = 400, /* of a frame: 25 ms */
     HALF = POINTS / 2,
-    KALDI_POINTS = 512, /* the frame with zeros behind it */
+    KALDI_POINTS = 512, /* the frame with zeros after it */
     CHUNK = 1000        /* frames that are computed at once */
 };
 static const double PREEMPHASIS = 0.97, LOWEST = 20 /* hertz */; /* Kaldi's */
@@ -361,7 +361,7 @@ int64_t tn_log_mel_frames(int64_t count) {
     return frames > MEL_WINDOW_FRAMES ? frames : MEL_WINDOW_FRAMES;
 }
 
-/* The sound, with silence behind it up to `length`, and mirrored at both ends. */
+/* The sound, with silence after it up to `length`, and mirrored at both ends. */
 typedef struct mirrored {
     const float *samples;
     int64_t count, length;
