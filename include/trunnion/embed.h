@@ -1,6 +1,6 @@
 /* embed.h — sentence embeddings from encoders in Hugging Face folders (BERT, MiniLM, RoBERTa, DistilBERT, MPNet,
- * nomic-bert, GTE, ModernBERT, EuroBERT) and from language models (Qwen3-Embedding, EmbeddingGemma, …): token ids in,
- * one vector per text out.
+ * nomic-bert, GTE, ModernBERT, ELECTRA, ALBERT, …) and from language models (Qwen3-Embedding, EmbeddingGemma, …):
+ * token ids in, one vector per text out.
  *
  * Part of libtrunnion-text; it uses only libtrunnion's public interface. text.h converts texts to ids (TN_ENCODE_ENDS
  * adds the begin and end tokens that an encoder expects).

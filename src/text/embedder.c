@@ -114,6 +114,7 @@ static tn_status take_tables(tn_embedder *e) {
         TN_SCOPE;
         status = keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
         tn_tensor *type = c->types > 0 ? tn_narrow(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0, 1) : NULL;
+        if (c->tasks) type = tn_add(type, tn_narrow(load_part(e, -1, TABLE_TASKS, ".weight"), 0, 0, 1));
         tn_tensor *places = type;
         if (c->family->tables[TABLE_POSITIONS])
             places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
@@ -124,7 +125,11 @@ static tn_status take_tables(tn_embedder *e) {
         if (status == TN_OK && c->base > 0) status = keep_embedder(frequencies_of(c), &e->weights.frequencies);
     }
     if (status == TN_OK && c->span > 0) status = take_relative(e);
-    return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
+    if (status == TN_OK && c->projects) status = take_pair(e, -1, TABLE_PROJECTION, &e->weights.projection);
+    if (status == TN_OK && c->family->tables[TABLE_LAST_NORM])
+        status = take_pair(e, -1, TABLE_LAST_NORM, &e->weights.last_norm);
+    bool norm = status == TN_OK && c->family->tables[TABLE_NORM];
+    return norm ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
 }
 
 static tn_tensor *as_f32(tn_tensor *t) { return tn_dtype_of(t) == TN_F32 ? t : tn_cast(t, TN_F32); }
@@ -143,10 +148,10 @@ static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, hf_lin
 }
 
 static tn_status take_weights(tn_embedder *e) {
-    e->weights.layers = tn_txt_zalloc((size_t)e->config.layers, sizeof *e->weights.layers);
+    e->weights.layers = tn_txt_zalloc((size_t)e->config.stored, sizeof *e->weights.layers);
     if (!e->weights.layers) return TN_ERR_MEMORY;
     TRY(take_tables(e));
-    for (int64_t i = 0; i < e->config.layers; i++)
+    for (int64_t i = 0; i < e->config.stored; i++)
         TRY(take_layer(e, i, e->weights.layers[i]));
     for (int i = 0; i < e->config.dense_count; i++)
         TRY(take_dense(e, &e->config.dense[i], &e->weights.dense[i]));
@@ -213,7 +218,7 @@ static tn_status open_embedder(void *model, const char *folder, tn_device *devic
 static void close_embedder(void *model) {
     tn_embedder *e = model;
     if (!e) return;
-    for (int64_t i = 0; e->weights.layers && i < e->config.layers; i++)
+    for (int64_t i = 0; e->weights.layers && i < e->config.stored; i++)
         for (int part = 0; part < LAYER_PARTS; part++)
             tn_hf_free_linear(&e->weights.layers[i][part]);
     tn_txt_free(e->weights.layers);
@@ -224,7 +229,9 @@ static void close_embedder(void *model) {
     tn_free(e->weights.relative);
     tn_free(e->weights.distances);
     tn_llm_close(e->reader);
-    tn_hf_free_linear(&e->weights.norm);
+    hf_linear *const others[] = {&e->weights.norm, &e->weights.projection, &e->weights.last_norm};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        tn_hf_free_linear(others[i]);
     for (int i = 0; i < e->config.dense_count; i++)
         tn_hf_free_linear(&e->weights.dense[i]);
     tn_hf_close(&e->folder);
@@ -428,8 +435,8 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
 
 static tn_tensor *rows(const encoder_config *c, const tn_tensor *x, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
-    return b->apart ? tn_reshape(x, TN_DIMS(batch, length, c->hidden))
-                    : tn_reshape(x, TN_DIMS(batch * length, c->hidden));
+    int64_t width = tn_size(x, -1) * (tn_rank(x) == 4 ? c->heads : 1); /* or of all heads */
+    return b->apart ? tn_reshape(x, TN_DIMS(batch, length, width)) : tn_reshape(x, TN_DIMS(batch * length, width));
 }
 
 /* Part i of the joined product as [batch, heads, length, features]. */
@@ -469,11 +476,13 @@ static tn_tensor *disentangled(const encoder_config *c, const encoder_weights *w
 static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, const hf_linear *l, const tn_tensor *x,
                             const encoder_shared *with, const encoder_batch *b) {
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    tn_rope_options rope = TN_ROPE_DEFAULTS;
+    rope.interleaved = c->family->interleaved;
     tn_tensor *qkv = tn_hf_linear(x, &l[PART_QKV]), *part[3], *mask = with->mask;
     for (int64_t i = 0; i < 3; i++)
         part[i] = heads(c, qkv, i, b);
     for (int i = 0; i < 2 && with->cosine; i++)
-        part[i] = tn_rope(part[i], with->cosine, with->sine, NULL);
+        part[i] = tn_rope(part[i], with->cosine, with->sine, &rope);
     if (with->rows) { /* three summands of scores share the scale */
         o.scale = 1 / sqrt(3.0 * (double)c->hidden / (double)c->heads);
         mask = disentangled(c, w, l, with, part, o.scale);
@@ -496,7 +505,12 @@ static tn_tensor *feed_forward(const encoder_config *c, const hf_linear *l, cons
 static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const encoder_shared *with,
                          const encoder_batch *b) {
     for (int64_t i = 0; i < c->layers; i++) {
-        const hf_linear *l = w->layers[i];
+        const hf_linear *l = w->layers[i % c->stored];
+        if (c->family->norm_first) {
+            x = tn_add(x, attention(c, w, l, tn_hf_norm(x, &l[PART_NORM1], c->eps), with, b));
+            x = tn_add(x, feed_forward(c, l, tn_hf_norm(x, &l[PART_NORM2], c->eps)));
+            continue;
+        }
         x = tn_hf_norm(tn_add(x, attention(c, w, l, x, with, b)), &l[PART_NORM1], c->eps);
         x = tn_hf_norm(tn_add(x, feed_forward(c, l, x)), &l[PART_NORM2], c->eps);
     }
@@ -592,9 +606,13 @@ static tn_tensor *encoder_record(const encoder_config *c, const encoder_weights 
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
     TN_SCOPE;
-    tn_tensor *x = tn_hf_norm(rows(c, embed_words(c, w, b), b), &w->norm, c->eps);
+    tn_tensor *x = rows(c, embed_words(c, w, b), b);
+    if (w->norm.weight) x = tn_hf_norm(x, &w->norm, c->eps);
+    if (w->projection.weight) x = tn_hf_linear(x, &w->projection);
     const encoder_shared with = share(c, w, b);
-    x = tn_reshape(layers(c, w, x, &with, b), TN_DIMS(batch, length, c->hidden));
+    x = layers(c, w, x, &with, b);
+    if (w->last_norm.weight) x = tn_hf_norm(x, &w->last_norm, c->eps);
+    x = tn_reshape(x, TN_DIMS(batch, length, c->hidden));
     result = tn_retain(pool_and_finish(c, w, x, b->seen));
     return result;
 }
@@ -635,7 +653,7 @@ static void name_layer(named_weights *n, const encoder_config *c, int64_t layer,
 }
 
 static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
-    size_t most = 6 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
+    size_t most = 10 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     n->names = tn_txt_zalloc(most, sizeof *n->names);
     if (!n->list || !n->names) return TN_ERR_MEMORY;
@@ -647,8 +665,10 @@ static tn_status name_weights(const encoder_config *c, const encoder_weights *w,
     if (w->buckets) add_name(n, w->buckets);
     snprintf(n->names[n->count], HF_NAME_SIZE, "rotary_emb.inv_freq");
     if (w->frequencies) add_name(n, w->frequencies);
-    name_pair(n, c, -1, TABLE_NORM, &w->norm);
-    for (int64_t i = 0; i < c->layers; i++)
+    if (w->norm.weight) name_pair(n, c, -1, TABLE_NORM, &w->norm);
+    if (w->projection.weight) name_pair(n, c, -1, TABLE_PROJECTION, &w->projection);
+    if (w->last_norm.weight) name_pair(n, c, -1, TABLE_LAST_NORM, &w->last_norm);
+    for (int64_t i = 0; i < c->stored; i++)
         name_layer(n, c, i, w->layers[i]);
     for (int i = 0; i < c->dense_count; i++) {
         snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.weight", i);

@@ -1,6 +1,6 @@
 /* encoder.h — shared by the files of the embedder: an encoder's checked sizes, its weights by slot.
  *
- * Encoders with a norm after attention and feed-forward (BERT's kind) are computed here. Models of the families of
+ * Encoders of BERT's kind are computed here. Models of the families of
  * llm_families.c become embedders by their hidden states: of them this has only the sizes and the modules.
  *
  * encoder_config.c reads a folder into an encoder_config, with the modules after the encoder, and checks the shape of
@@ -31,11 +31,14 @@ typedef enum encoder_part {
 typedef enum encoder_table {
     TABLE_WORDS,
     TABLE_POSITIONS,
-    TABLE_TYPES, /* every token has type 0 here */
-    TABLE_NORM,
+    TABLE_TYPES,         /* every token has type 0 here */
+    TABLE_NORM,          /* optional */
     TABLE_BUCKETS,       /* added to scores: a row for each distance, a column for each head */
     TABLE_RELATIVE,      /* a row for each distance, which queries and keys are compared with (DeBERTa); */
     TABLE_RELATIVE_NORM, /* and a norm of it with its bias */
+    TABLE_TASKS,         /* as TABLE_TYPES, where the file has it (ERNIE) */
+    TABLE_PROJECTION,    /* from the width of the tables to that of the layers, where the file has it */
+    TABLE_LAST_NORM,     /* after the layers */
     TABLES
 } encoder_table;
 
@@ -64,6 +67,9 @@ typedef struct encoder_family {
     unsigned bare;                 /* bits of parts without biases */
     const char *activation;        /* where config.json says nothing */
     double eps;                    /* the same; 0: 1e-12 */
+    bool norm_first;               /* norms stand before attention and feed-forward, not after them */
+    bool one_layer;                /* all layers have the weights of the first */
+    bool interleaved;              /* rope rotates neighbours */
 } encoder_family;
 
 /* A layer after pooling: a folder of its own. */
@@ -78,6 +84,9 @@ typedef struct encoder_dense {
 typedef struct encoder_config {
     const encoder_family *family;
     int64_t layers, heads, hidden, intermediate, vocabulary, positions, types, buckets;
+    int64_t stored;         /* layers with weights of their own: all, or one */
+    int64_t embedding;      /* width of the tables */
+    bool projects, tasks;   /* the file has TABLE_PROJECTION, TABLE_TASKS */
     int64_t span;           /* of TABLE_RELATIVE: rows for distances to one side; 0: none */
     double base;            /* of rope */
     int64_t first_position; /* of a text, in the table of positions */
@@ -115,7 +124,7 @@ typedef struct encoder_weights {
     tn_tensor *frequencies; /* NULL, or rope's, [half] */
     tn_tensor *relative;    /* NULL, or TABLE_RELATIVE after its norm, [2 · span, hidden] */
     tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
-    hf_linear norm;
+    hf_linear norm, projection, last_norm; /* weight: NULL where there is none */
     hf_linear (*layers)[LAYER_PARTS];
     hf_linear dense[ENC_MOST_DENSE]; /* bias: NULL if absent */
 } encoder_weights;

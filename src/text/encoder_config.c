@@ -20,21 +20,38 @@ static const char *const bert_keys[ENC_KEYS] = {
     [ENC_EPS] = "layer_norm_eps",
     [ENC_ACTIVATION] = "hidden_act",
 };
-static const char *const bert_parts[LAYER_PARTS] = {
-    [PART_Q] = "attention.self.query",
-    [PART_K] = "attention.self.key",
-    [PART_V] = "attention.self.value",
-    [PART_O] = "attention.output.dense",
-    [PART_NORM1] = "attention.output.LayerNorm",
-    [PART_UP] = "intermediate.dense",
-    [PART_DOWN] = "output.dense",
-    [PART_NORM2] = "output.LayerNorm",
-};
+/* The norms of a layer stand after attention and feed-forward, or before them. */
+#define BERT_PARTS(first, second)                                                                              \
+    {                                                                                                          \
+        [PART_Q] = "attention.self.query", [PART_K] = "attention.self.key", [PART_V] = "attention.self.value", \
+        [PART_O] = "attention.output.dense", [PART_NORM1] = (first), [PART_UP] = "intermediate.dense",         \
+        [PART_DOWN] = "output.dense", [PART_NORM2] = (second)                                                  \
+    }
+static const char *const bert_parts[LAYER_PARTS] = BERT_PARTS("attention.output.LayerNorm", "output.LayerNorm");
+static const char *const roberta_xl_parts[LAYER_PARTS] = BERT_PARTS("attention.self_attn_layer_norm", "LayerNorm");
+static const char *const prelayernorm_parts[LAYER_PARTS] = BERT_PARTS("attention.LayerNorm", "intermediate.LayerNorm");
+static const char *const megatron_parts[LAYER_PARTS] = BERT_PARTS("attention.ln", "ln");
+
+#define BERT_TABLES                                                                                     \
+    [TABLE_WORDS] = "embeddings.word_embeddings", [TABLE_POSITIONS] = "embeddings.position_embeddings", \
+    [TABLE_TYPES] = "embeddings.token_type_embeddings"
 static const char *const bert_tables[TABLES] = {
-    [TABLE_WORDS] = "embeddings.word_embeddings",
-    [TABLE_POSITIONS] = "embeddings.position_embeddings",
-    [TABLE_TYPES] = "embeddings.token_type_embeddings",
+    BERT_TABLES,
     [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_TASKS] = "embeddings.task_type_embeddings",
+    [TABLE_PROJECTION] = "embeddings_project",
+};
+static const char *const mapped_tables[TABLES] = {
+    BERT_TABLES,
+    [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_PROJECTION] = "encoder.embedding_hidden_mapping_in",
+};
+static const char *const roberta_xl_tables[TABLES] = {BERT_TABLES, [TABLE_LAST_NORM] = "encoder.LayerNorm"};
+static const char *const megatron_tables[TABLES] = {BERT_TABLES, [TABLE_LAST_NORM] = "encoder.ln"};
+static const char *const prelayernorm_tables[TABLES] = {
+    BERT_TABLES,
+    [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_LAST_NORM] = "LayerNorm",
 };
 
 static const char *const distilbert_keys[ENC_KEYS] = {
@@ -89,6 +106,7 @@ static const char *const gte_tables[TABLES] = {
     [TABLE_WORDS] = "embeddings.word_embeddings",
     [TABLE_TYPES] = "embeddings.token_type_embeddings",
     [TABLE_NORM] = "embeddings.LayerNorm",
+    [TABLE_PROJECTION] = "embeddings_project",
 };
 
 static const char *const deberta_parts[LAYER_PARTS] = {
@@ -108,6 +126,13 @@ static const char *const deberta_tables[TABLES] = {
     [TABLE_RELATIVE_NORM] = "encoder.LayerNorm",
 };
 
+#define ALBERT(name) "albert_layers.0." name
+static const char *const albert_parts[LAYER_PARTS] = {
+    [PART_Q] = ALBERT("attention.query"),         [PART_K] = ALBERT("attention.key"),
+    [PART_V] = ALBERT("attention.value"),         [PART_O] = ALBERT("attention.dense"),
+    [PART_NORM1] = ALBERT("attention.LayerNorm"), [PART_UP] = ALBERT("ffn"),
+    [PART_DOWN] = ALBERT("ffn_output"),           [PART_NORM2] = ALBERT("full_layer_layer_norm"),
+};
 #define PART_BIT(part) (1u << (part))
 enum {
     NOMIC_BARE = PART_BIT(PART_QKV) | PART_BIT(PART_O) | PART_BIT(PART_UP) | PART_BIT(PART_GATE) | PART_BIT(PART_DOWN),
@@ -117,6 +142,20 @@ static const encoder_family families[] = {
     {"bert", "bert.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .rope = 0},
     {"roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
     {"xlm-roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
+    {"camembert", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .positions_behind_padding = true},
+    {"data2vec-text", "data2vec_text.", "encoder.layer.", bert_keys, bert_parts, bert_tables,
+     .positions_behind_padding = true},
+    {"xlm-roberta-xl", "roberta.", "encoder.layer.", bert_keys, roberta_xl_parts, roberta_xl_tables,
+     .positions_behind_padding = true, .norm_first = true, .eps = 1e-5},
+    {"roberta-prelayernorm", "roberta_prelayernorm.", "encoder.layer.", bert_keys, prelayernorm_parts,
+     prelayernorm_tables, .positions_behind_padding = true, .norm_first = true},
+    {"megatron-bert", "bert.", "encoder.layer.", bert_keys, megatron_parts, megatron_tables, .norm_first = true},
+    {"electra", "electra.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .rope = 0},
+    {"ernie", "ernie.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .rope = 0},
+    {"rembert", "rembert.", "encoder.layer.", bert_keys, bert_parts, mapped_tables, .rope = 0},
+    {"albert", "albert.", "encoder.albert_layer_groups.", bert_keys, albert_parts, mapped_tables, .one_layer = true,
+     .activation = "gelu_new"},
+    {"roformer", "roformer.", "encoder.layer.", bert_keys, bert_parts, gte_tables, .rope = 10000, .interleaved = true},
     {"distilbert", "distilbert.", "transformer.layer.", distilbert_keys, distilbert_parts, distilbert_tables,
      .rope = 0},
     {"mpnet", "mpnet.", "encoder.layer.", bert_keys, mpnet_parts, mpnet_tables, .positions_behind_padding = true,
@@ -140,6 +179,12 @@ static const char *const beside[] = {"pooler.",
                                      "vocab_",
                                      "lm_predictions.",
                                      "mask_predictions.",
+                                     "predictions.",
+                                     "sop_classifier.",
+                                     "discriminator_predictions.",
+                                     "generator_predictions.",
+                                     "generator_lm_head.",
+                                     "encoder.embed_positions.",
                                      "embeddings.position_ids",
                                      "embeddings.token_type_ids"};
 
@@ -163,7 +208,7 @@ bool tn_encoder_knows(const char *type) {
 
 static tn_status find_family(const hf_folder *f, encoder_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
-    char known[200] = "";
+    char known[400] = "";
     for (size_t i = 0; i < FAMILIES; i++) {
         if (strcmp(type, families[i].model_type) == 0) c->family = &families[i];
         size_t used = strlen(known);
@@ -180,6 +225,12 @@ static tn_status refuse_features(const hf_folder *f) {
     const char *how = tn_hf_text(f, "position_embedding_type", "absolute");
     TRY(tn_hf_refuse(f, "is_decoder"));
     TRY(tn_hf_refuse(f, "add_cross_attention"));
+    TRY(tn_hf_refuse(f, "rotary_value"));
+    static const char *const counts[] = {"num_hidden_groups", "inner_group_num"};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        if (tn_json_int(tn_json_get(f->config, counts[i]), 1) != 1)
+            return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %" PRId64 "; only 1 is supported", counts[i],
+                              tn_json_int(tn_json_get(f->config, counts[i]), 1));
     if (strcmp(how, "absolute") == 0) return TN_OK;
     return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "positions of type '%s' are not supported",
                       tn_txt_shown(how, strlen(how)).text);
@@ -243,6 +294,7 @@ int64_t tn_encoder_distance(const encoder_config *c, int64_t away) {
 static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *const *key = c->family->keys;
     TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
+    c->stored = c->family->one_layer ? 1 : c->layers;
     TRY(tn_hf_size(f, key[ENC_HIDDEN], -1, HF_MOST_WIDTH, &c->hidden));
     TRY(tn_hf_size(f, key[ENC_INTERMEDIATE], -1, HF_MOST_WIDTH, &c->intermediate));
     TRY(tn_hf_size(f, key[ENC_HEADS], -1, HF_MOST_HEADS, &c->heads));
@@ -312,10 +364,20 @@ static tn_status check_table(const hf_folder *f, encoder_config *c, int table, i
     tn_safetensors_info t = {.struct_size = sizeof t};
     tn_encoder_name(c, -1, table, ".weight", name);
     *rows = tn_hf_find(f, name, &t) && t.rank == 2 ? t.shape[0] : 1;
+    if (table == TABLE_WORDS) c->embedding = t.rank == 2 && c->projects ? t.shape[1] : c->hidden;
     if (*rows < 1 || *rows > INT32_MAX)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' has %" PRId64 " rows, which is out of range", f->path,
                                name, *rows);
-    return check_weight(f, c, name, *rows, c->hidden);
+    return check_weight(f, c, name, *rows, c->embedding);
+}
+
+/* Whether the file has a table that not all files of the family have. */
+static bool has_table(const hf_folder *f, const encoder_config *c, int table) {
+    char name[HF_NAME_SIZE];
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    if (!c->family->tables[table]) return false;
+    tn_encoder_name(c, -1, table, ".weight", name);
+    return tn_hf_find(f, name, &t);
 }
 
 static bool is_beside(const char *name) {
@@ -333,7 +395,7 @@ static bool is_known(const encoder_config *c, const char *name, bool bias) {
     if (strncmp(name, f->layer, length) != 0) return false;
     char *end;
     int64_t layer = strtoll(name + length, &end, 10);
-    for (int i = 0; i < LAYER_PARTS && layer >= 0 && layer < c->layers && *end == '.'; i++)
+    for (int i = 0; i < LAYER_PARTS && layer >= 0 && layer < c->stored && *end == '.'; i++)
         if (f->parts[i] && strcmp(end + 1, f->parts[i]) == 0) return !(bias && f->bare & PART_BIT(i));
     return false;
 }
@@ -356,13 +418,19 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
 }
 
 static tn_status check_weights(const hf_folder *f, encoder_config *c) {
+    int64_t tasks;
+    c->projects = has_table(f, c, TABLE_PROJECTION);
+    c->tasks = has_table(f, c, TABLE_TASKS);
     TRY(check_table(f, c, TABLE_WORDS, &c->vocabulary));
     bool types = c->family->tables[TABLE_TYPES] && tn_json_int(tn_json_get(f->config, "type_vocab_size"), 1) != 0;
     if (types) TRY(check_table(f, c, TABLE_TYPES, &c->types));
+    if (c->tasks) TRY(check_table(f, c, TABLE_TASKS, &tasks));
+    if (c->projects) TRY(check_pair(f, c, -1, TABLE_PROJECTION, c->hidden, c->embedding));
+    if (c->family->tables[TABLE_LAST_NORM]) TRY(check_pair(f, c, -1, TABLE_LAST_NORM, c->hidden, 0));
     char name[HF_NAME_SIZE];
     if (c->family->tables[TABLE_POSITIONS]) {
         tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", name);
-        TRY(check_weight(f, c, name, c->positions, c->hidden));
+        TRY(check_weight(f, c, name, c->positions, c->embedding));
     }
     if (c->family->tables[TABLE_BUCKETS]) {
         TRY(tn_hf_size(f, "relative_attention_num_buckets", MPNET_BUCKETS, HF_MOST_WIDTH, &c->buckets));
@@ -374,8 +442,8 @@ static tn_status check_weights(const hf_folder *f, encoder_config *c) {
         TRY(check_weight(f, c, name, 2 * c->span, c->hidden));
         TRY(check_pair(f, c, -1, TABLE_RELATIVE_NORM, c->hidden, 0));
     }
-    TRY(check_pair(f, c, -1, TABLE_NORM, c->hidden, 0));
-    for (int64_t layer = 0; layer < c->layers; layer++)
+    if (c->family->tables[TABLE_NORM]) TRY(check_pair(f, c, -1, TABLE_NORM, c->embedding, 0));
+    for (int64_t layer = 0; layer < c->stored; layer++)
         TRY(check_layer(f, c, layer));
     return refuse_unknown(f, c);
 }

@@ -368,6 +368,18 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("bert-max", "Bert", BERT | {"hidden_act": "relu"}, "max", True),
     ("roberta", "Roberta", BERT | {"type_vocab_size": 1}, "mean", False),
     ("xlm-roberta", "XLMRoberta", BERT | {"type_vocab_size": 1}, "cls", True),
+    ("camembert", "Camembert", BERT | {"type_vocab_size": 1}, "mean", True),
+    ("data2vec-text", "Data2VecText", BERT | {"type_vocab_size": 1}, "cls", True),
+    ("xlm-roberta-xl", "XLMRobertaXL", BERT | {"type_vocab_size": 1}, "mean", True),
+    ("roberta-prelayernorm", "RobertaPreLayerNorm", BERT, "mean", False),
+    ("megatron-bert", "MegatronBert", BERT, "cls", True),
+    ("electra", "Electra", BERT | {"embedding_size": 24}, "mean", True),
+    ("electra-base", "Electra", BERT | {"embedding_size": 48}, "cls", False),
+    ("ernie", "Ernie", BERT | {"use_task_id": True}, "mean", True),
+    ("ernie-words", "Ernie", BERT | {"use_task_id": False}, "cls", True),
+    ("rembert", "RemBert", BERT | {"input_embedding_size": 20}, "mean", False),
+    ("albert", "Albert", BERT | {"embedding_size": 24, "num_hidden_layers": 3}, "mean", True),
+    ("roformer", "RoFormer", BERT | {"embedding_size": 24}, "mean", True),
     ("distilbert", "DistilBert", {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
                                   "max_position_embeddings": 64}, "mean", True),
     ("mpnet", "MPNet", BERT | {"pad_token_id": 0}, "mean", True),  # whose positions count from 2 on in any case
@@ -453,6 +465,8 @@ def randomize(torch, model):
     less_one = "Qwen3Next" in type(model).__name__ or "Qwen3_5" in type(model).__name__  # norms' weights are stored so
     with torch.no_grad():
         for name, p in model.named_parameters():
+            if not p.requires_grad and "RoFormer" in type(model).__name__:  # sines of positions, that are a constant
+                continue
             p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
             if p.dim() == 1 and name.endswith("weight") and not (less_one and "linear_attn" not in name):
                 p.add_(1)
