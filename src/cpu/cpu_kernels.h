@@ -114,7 +114,7 @@ bool tn_gemm_takes_quads(const tn_gemm_args *args);
  * Reads n, k, b, batch and the dtypes; the rest may be anything valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
 /* `threads`: at least tn_threads() at the time of the product. Reads sizes, strides, fused programs and way of args, no
- * data; enough without packed_b, and with it if packed_valid is given. */
+ * data. With packed_valid it is enough only for runs with packed_b, else only for runs without. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is provided. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; the
  * same bits for any thread count, any division, any instruction set. f16, bf16: the same with the widened operands, in

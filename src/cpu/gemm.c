@@ -798,9 +798,14 @@ static bool is_empty(const tn_gemm_args *args) {
     return empty;
 }
 
+/* With fewer rows the time is that of reading the other operand, from a shared cache or further away. */
+static const double LEAST_READ_ROWS = 3;
+
 static double work_parts(const gemm *g) {
+    double rows = (double)tn_max64(tn_min64(g->args.m, g->args.n), 1);
+    double time = flops(g) * (rows < LEAST_READ_ROWS ? LEAST_READ_ROWS / rows : 1);
     double moved = g->b_source == B_ON_THE_FLY ? 0 : MOVE_FLOPS * g->handed_on; /* else each would pack B */
-    return (flops(g) * (double)g->batches + moved) / PART_FLOPS;
+    return (time * (double)g->batches + moved) / PART_FLOPS;
 }
 
 static int choose_threads(const gemm *g) {
@@ -837,23 +842,25 @@ static void run_gemm(const tile_set *with, const tn_gemm_args *args, tn_dtype dt
     }
 }
 
-/* If a copy of B is kept, enough with and without it; for any number of threads up to `threads`. */
+/* The product as it will run: a copy of B that is kept is there then. */
+static tn_gemm_args with_kept(const tn_gemm_args *args) {
+    tn_gemm_args run = *args;
+    run.packed_b = args->packed_valid ? args->packed_valid : NULL; /* anything but NULL */
+    return run;
+}
+
+/* For any number of threads up to `threads`. */
 static size_t workspace(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype, int threads) {
     if (is_empty(args)) return 64;
-    size_t most = 64;
-    for (int kept = 0; kept <= (args->packed_valid != NULL); kept++) {
-        tn_gemm_args variant = *args;
-        variant.packed_b = kept ? &variant : NULL;
-        gemm g;
-        plan_gemm(&g, with, &variant, dtype);
-        bool several = threads > 1 && args->way.threads != 1 && work_parts(&g) >= 2;
-        size_t parts = several ? (size_t)threads : 1;
-        size_t together = g.shared_bytes + parts * g.part_bytes;
-        size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
-        if (together > most) most = together;
-        if (apart > most) most = apart;
-    }
-    return most;
+    const tn_gemm_args run = with_kept(args);
+    gemm g;
+    plan_gemm(&g, with, &run, dtype);
+    bool several = threads > 1 && args->way.threads != 1 && work_parts(&g) >= 2;
+    size_t parts = several ? (size_t)threads : 1, most = 64;
+    size_t together = g.shared_bytes + parts * g.part_bytes;
+    size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
+    if (together > most) most = together;
+    return apart > most ? apart : most;
 }
 
 static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
@@ -1097,8 +1104,14 @@ static bool takes_step(const tile_set *with, const tn_gemm_args *args) {
 }
 
 static size_t chain_workspace(const tile_set *with, const tn_gemm_row_fused *args, int threads) {
+    tn_gemm_args kept[TN_ROW_FUSED_MOST];
+    tn_gemm_row_fused run = *args;
     chain c = {.count = 0};
-    plan_chain(&c, with, args);
+    for (int i = 0; i < args->count; i++) {
+        kept[i] = with_kept(args->step[i]);
+        run.step[i] = &kept[i];
+    }
+    plan_chain(&c, with, &run);
     return c.shared_bytes + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 

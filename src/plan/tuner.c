@@ -194,7 +194,7 @@ static void measure_cpu_ways(void *ctx, void *out) {
     g->b.data = memory_for(&g->b, g->batch, g->k, g->n, q->dtype);
     g->c.data = memory_for(&g->c, g->batch, g->m, g->n, g->wide ? TN_F32 : q->dtype);
     if (q->kept) g->packed_b = tn_mem_alloc(tn_gemm_packed_bytes(g->n, g->k, q->dtype));
-    g->packed_valid = &q->packed;
+    g->packed_valid = q->kept ? &q->packed : NULL;
     list_candidates(&c, q);
     g->workspace = tn_mem_alloc(c.workspace);
     if (g->a.data && g->b.data && g->c.data && g->workspace && (!q->kept || g->packed_b)) time_all(q, &c, out);

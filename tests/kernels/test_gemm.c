@@ -618,6 +618,7 @@ static void run_links_apart(const links *l, float *wanted[LINKS]) {
         tn_gemm_args args = l->step[i];
         size_t bytes = (size_t)(args.m * args.n) * sizeof(float);
         args.packed_b = NULL;
+        args.packed_valid = NULL;
         args.workspace = dirty_memory(tn_gemm_workspace(&args, TN_F32, tn_threads()));
         tn_gemm_run(&args, TN_F32);
         wanted[i] = tn_mem_alloc(bytes);
