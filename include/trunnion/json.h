@@ -35,8 +35,8 @@ typedef enum tn_json_kind {
 typedef struct tn_json tn_json; /* a value */
 typedef struct tn_json_doc tn_json_doc;
 
-/* Parses a text, which may be freed afterwards. *out: freed with tn_json_free. Errors: TN_ERR_FORMAT with the byte and
- * what is wrong, or the exceeded limit; TN_ERR_MEMORY. Source: RFC 8259. */
+/* Parses a text, which may be freed afterwards. A byte order mark before it is skipped. *out: freed with tn_json_free.
+ * Errors: TN_ERR_FORMAT with the byte and what is wrong, or the exceeded limit; TN_ERR_MEMORY. Source: RFC 8259. */
 TN_API tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out);
 /* The same for a file, whose name is in the errors; TN_ERR_IO if it cannot be read. */
 TN_API tn_status tn_json_open(const char *path, tn_json_doc **out);

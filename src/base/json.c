@@ -392,7 +392,8 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
     TRY(tn_need(text, "tn_json_parse: the text"));
     if (length > MAX_TEXT)
         return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text exceed the limit of %d", length, MAX_TEXT);
-    reader r = {.text = text, .length = length};
+    size_t mark = length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* the byte order mark of some editors */
+    reader r = {.text = text, .length = length, .at = mark};
     tn_status status = make_doc(&r, out);
     tn_mem_free(r.waiting.items);
     if (status != TN_OK) tn_mem_free_each(r.done.items, r.strings);

@@ -39,6 +39,9 @@ static void values_of_every_kind_are_read(void **state) {
     assert_null(tn_json_at(array, 3));
     tn_json_free(doc);
     tn_json_free(NULL);
+    doc = parse("\xEF\xBB\xBF[7]"); /* a byte order mark */
+    assert_int_equal(tn_json_int(tn_json_at(tn_json_root(doc), 0), 0), 7);
+    tn_json_free(doc);
 }
 
 static void absent_values_give_the_fallback(void **state) {
@@ -212,7 +215,7 @@ static void hostile_texts_are_refused_at_the_right_byte(void **state) {
         {"\"\xC3\"", 1},
         {"\"\xE2\x82\"", 1},
         {"\"\xFF\"", 1},
-        {"\xEF\xBB\xBF{}", 0},
+        {"\xEF\xBB\xBF\xEF\xBB\xBF{}", 3},
         {"\xFF\xFE[", 0},
         {"// x\n1", 0},
         {"/* x */ 1", 0},
