@@ -283,7 +283,8 @@ TN_API tn_tensor *tn_rfftn(const tn_tensor *x, const int64_t *n, const int64_t *
 TN_API tn_tensor *tn_irfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm);
 /* Spectra of frames of n_fft points, hop apart: x [length] or [batch, length] to [batch, n_fft / 2 + 1, frames, 2].
  * window: a vector of at most n_fft elements, in the middle of a frame; NULL: ones. center: x is padded with n_fft / 2
- * reflected points at both ends. normalized: divided by sqrt(n_fft). Source: torch.stft, torch.istft. */
+ * reflected points at both ends. normalized: divided by sqrt(n_fft). Signal and window are promoted.
+ * Source: torch.stft, torch.istft. */
 TN_API tn_tensor *tn_stft(const tn_tensor *x, int64_t n_fft, int64_t hop, const tn_tensor *window, bool center,
                           bool normalized);
 /* The signal of such spectra, `length` points of it (−1: all); Inf or NaN where windows do not overlap. */

@@ -67,6 +67,7 @@ static void long_real_signals_come_back(void **state) {
     TN_SCOPE;
     tn_tensor *x = tn_select(signal_of(4000, TN_F64), 1, 0),
               *w = tn_add(tn_abs(tn_slice(x, 0, 0, 64, 1)), tn_scalar(0.5));
+    assert_int_equal(tn_dtype_of(tn_stft(tn_cast(x, TN_F32), 64, 16, w, true, true)), TN_F64); /* promoted */
     tn_tensor *y = tn_istft(tn_stft(x, 64, 16, w, true, true), 64, 16, w, true, true, 4000);
     assert_true(tn_item(tn_amax(tn_abs(tn_sub(x, y)), TN_ALL, false)) < 1e-11);
 }
