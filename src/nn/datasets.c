@@ -338,6 +338,7 @@ static tn_status take_row(table *t, const char *line) {
         else
             t->values[t->rows * t->columns + kept++] = (float)v;
         at = end + strspn(end, " \t\r\n");
+        if (*at && *at != ',') return wrong_line(t, "a cell is not a number; commas separate cells");
         if (*at != (column == all - 1 ? 0 : ',')) return wrong_line(t, "has another number of columns than the first");
         at += *at == ',';
     }
@@ -346,9 +347,14 @@ static tn_status take_row(table *t, const char *line) {
 }
 
 static bool has_number(const char *line) {
-    char *end;
-    (void)strtod(line, &end);
-    return end != line;
+    for (const char *at = line; at; at = strchr(at, ',')) {
+        char *end;
+        at += *at == ',';
+        (void)strtod(at, &end);
+        const char *behind = end + strspn(end, " \t\r\n");
+        if (end != at && (!*behind || *behind == ',')) return true;
+    }
+    return false;
 }
 
 static tn_status take_line(table *t, const char *line) {

@@ -192,9 +192,15 @@ static void tables_hold_values_and_a_label(void **state) {
     (void)state;
     static const struct {
         const char *text, *error;
-    } wrong[] = {{"1,2\n3\n", "line 2"},     {"1,2\n3,x\n", "line 2"}, {"1,2\n3,4,5\n", "line 2"},
-                 {"a,b\n\n", "no rows"},     {"1,2\r3,4\r", "line 1"}, /* the second row must not get lost */
-                 {"1,2.5\n", "whole number"}};
+    } wrong[] = {{"1,2\n3\n", "line 2"},
+                 {"1,2\n3,x\n", "line 2"},
+                 {"1,2\n3,4,5\n", "line 2"},
+                 {"a,b\n\n", "no rows"},
+                 {"1,2\r3,4\r", "line 1"}, /* the second row must not get lost */
+                 {"1,2.5\n", "whole number"},
+                 {"x,1\n2,3\n", "line 1"}, /* no titles: a number */
+                 {"1,\"2\"\n", "number is missing"},
+                 {"1,2x\n", "commas"}};
     const char *path = test_scratch("table.csv"), text[] = "a,class,b\n1,2,3.5\n\n-4,0,1e3\r\n";
     float got[2];
     int64_t label;
