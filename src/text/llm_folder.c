@@ -362,6 +362,21 @@ static void set_latent_scale(llm_config *c, double all) {
     c->attention.scale = by * by / sqrt((double)c->size[SIZE_HEAD]);
 }
 
+int64_t tn_llm_latent_rows(int64_t plain, int64_t values) {
+    return values == 0 ? plain : tn_llm_latent_rows(values, plain % values);
+}
+
+/* A token's latent vector is repeated for each part of the values' matrix. */
+static tn_status check_latent_sizes(const char *path, const llm_config *c) {
+    enum { MOST_PARTS = 16 };
+    int64_t plain = c->size[SIZE_PLAIN], values = c->size[SIZE_VALUE];
+    if (values <= MOST_PARTS * tn_llm_latent_rows(plain, values)) return TN_OK;
+    return tn_hf_fail(path, TN_ERR_UNSUPPORTED,
+                      "keys of %" PRId64 " elements without rope and values of %" PRId64
+                      " must have a common divisor of at least 1/%d of the values",
+                      plain, values, MOST_PARTS);
+}
+
 static void set_latent_sizes(llm_config *c, int64_t rope, int64_t plain, int64_t values) {
     c->attention.kv_heads = c->attention.heads;
     c->size[SIZE_HEAD] = rope + plain;
@@ -394,6 +409,7 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
             "a 'qk_rope_head_dim' of %" PRId64 " and a 'v_head_dim' of %" PRId64
             " are not supported: the first must be even, the second at most 'qk_rope_head_dim' + 'qk_nope_head_dim'",
             rope, values);
+    TRY(check_latent_sizes(f->path, c));
     if (!tn_hf_has(f, "q_lora_rank")) { /* queries are not made of a short vector */
         c->needs = (c->needs & ~QUERY_RANKS) | BIT(SLOT_Q);
         return TN_OK;
@@ -987,6 +1003,7 @@ static tn_status gguf_read_latent(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "rope.dimension_count", head - 1, &rope));
     if (rope % 2 != 0) return out_of_range(f, gguf_key_of(c, "rope.dimension_count").text, (double)rope, 2, 2);
     set_latent_sizes(c, rope, head - rope, values);
+    TRY(check_latent_sizes(tn_gguf_path(f), c));
     if (has(f, c, "attention.q_lora_rank"))
         TRY(get_size(f, c, "attention.q_lora_rank", LLM_MOST_WIDTH, &c->size[SIZE_Q_RANK]));
     else

@@ -454,6 +454,8 @@ bool tn_llm_has_cache(const llm_config *c, int64_t layer);
 /* The configuration with the sizes of this layer: c, or *own. */
 const llm_config *tn_llm_of_layer(const llm_config *c, int64_t layer, llm_config *own);
 void tn_llm_set_head_sizes(llm_config *c);
+/* Rows of the matrices into which those of latent attention are cut: as many as both sizes are multiples of. */
+int64_t tn_llm_latent_rows(int64_t plain, int64_t values);
 int64_t tn_llm_row_width(const llm_config *c); /* numbers of a token's row, with its per-layer embeddings */
 void tn_llm_set_sparse(llm_config *c, int64_t layer);
 bool tn_llm_is_sparse(const llm_config *c, int64_t layer);

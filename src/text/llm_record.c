@@ -742,12 +742,10 @@ static void project_latent(const llm_config *c, const llm_layer *l, const llm_we
     out[2] = joined(tn_pad(tn_narrow(kv, 2, plain, values), (int64_t[]){0, plain + rope - values}, 2, 0));
 }
 
-static int64_t common_divisor(int64_t a, int64_t b) { return b == 0 ? a : common_divisor(b, a % b); }
-
-/* The matrix of a head has rows for keys, then for values: matrices of as many rows as both are multiples of. */
+/* The matrix of a head has rows for keys, then for values. */
 static tn_tensor *latent_values(const llm_config *c, const llm_layer *l, bool cached, const tn_tensor *mixed) {
     int64_t n = tn_size(mixed, 0), heads = c->attention.heads, rank = c->size[SIZE_KV_RANK];
-    int64_t plain = c->size[SIZE_PLAIN], values = c->size[SIZE_VALUE], rows = common_divisor(plain, values);
+    int64_t plain = c->size[SIZE_PLAIN], values = c->size[SIZE_VALUE], rows = tn_llm_latent_rows(plain, values);
     if (!cached) return joined(tn_contiguous(tn_narrow(mixed, 2, 0, values)));
     int64_t all = (plain + values) / rows, count = values / rows;
     tn_tensor *latents = tn_narrow(mixed, 2, 2 * c->size[SIZE_HALF], rank);

@@ -106,7 +106,8 @@ static bool is_beside(const char *name) {
 }
 
 tn_status tn_net_check(net *n, tn_status status) {
-    if (status != TN_OK && strstr(tn_error(), n->folder.path)) return status;
+    const char *named = strstr(tn_error(), n->folder.path);
+    if (status != TN_OK && named && named > tn_error() && named[-1] == '\'') return status; /* not any "." */
     if (status != TN_OK)
         return tn_backend_fail(status, "'%s': config.json and the weights do not fit together: %s", n->folder.path,
                                tn_error());
