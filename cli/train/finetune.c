@@ -155,6 +155,7 @@ typedef struct share {
     tn_finetune_stats stats;
     double rate, seconds; /* of the last step */
     bool told;            /* a process was told to stop before the last step */
+    bool repeats;         /* the step was made before, on another device */
     bool idle;            /* the last step was not computed, because the run was stopped before it */
     bool last;            /* no other device continues if this one fails */
 } share;
@@ -366,6 +367,9 @@ static tn_status load_checkpoint(const share *s) {
     return tn_backend_fail(TN_ERR_STATE, "'%s' was replaced by another program during this run", path);
 }
 
+/* Steps that are made again on a further device must reach the one that was noted last. */
+static bool is_stopped(void *ctx) { return cli_stopped() && !((const share *)ctx)->repeats; }
+
 static tn_status open_trainer(share *s, tn_device *device) {
     const tuning *t = s->t;
     const order *o = t->asked;
@@ -382,6 +386,8 @@ static tn_status open_trainer(share *s, tn_device *device) {
     f.save_memory = o->memory > 0;
     f.group = t->group;
     f.parts = parts_of(t);
+    if (tn_group_size(t->group) == 1) f.stop = is_stopped;
+    f.stop_ctx = s;
     if (o->amp) f.amp = !strcmp(o->amp, "f16") ? TN_F16 : TN_BF16;
     tn_manual_seed(o->common.seed);
     s->batch = calloc((size_t)t->batches.batch, sizeof *s->batch);
@@ -456,7 +462,8 @@ static tn_status validate_own(const share *s, partial *own) {
         for (int64_t i = 0; i < n; i++)
             some[i] = held_text(t, at + i);
         tn_status status = tn_finetune_evaluate(s->trainer, some, n, &stats);
-        if (status != TN_OK || (size == 1 && cli_stopped())) return status;
+        if (size == 1 && cli_stopped()) return TN_OK;
+        if (status != TN_OK) return status;
         own[k] = (partial){stats.loss * (double)stats.predicted, (double)stats.predicted};
     }
     return TN_OK;
@@ -505,7 +512,7 @@ static tn_status make_sample(const share *s, tn_bytes *text) {
     for (int64_t i = 0; i < count && status == TN_OK; i++)
         status = tn_ids_append(&ids, e.ids[i]);
     if (status == TN_OK) status = tn_llm_prompt(s->model, ids.data, count, &logits);
-    for (int i = 0; i < SAMPLE_TOKENS && status == TN_OK; i++) {
+    for (int i = 0; i < SAMPLE_TOKENS && status == TN_OK && !cli_stopped(); i++) {
         int32_t id = best_of(logits, t->facts.vocabulary);
         status = tn_ids_append(&ids, id);
         if (tn_tokenizer_ends(t->words.tokenizer, id) || tn_llm_ends(s->model, id)) break;
@@ -647,12 +654,15 @@ static tn_status share_step(void *self, int64_t step, TN_UNUSED int64_t *made) {
     TRY(train_any_stopped(t->group, &s->told));
     s->idle = s->told && step >= t->step; /* what was noted is made again on a further device */
     if (s->idle) return TN_OK;
+    s->repeats = step < t->step;
     double begun = cli_now();
     s->stats = (tn_finetune_stats){.struct_size = sizeof s->stats};
     s->rate = tn_schedule_at(&t->schedule, step);
     tn_status status = tn_optimizer_set_lr(tn_finetune_optimizer(s->trainer), s->rate);
     if (status == TN_OK) status = tn_finetune_step(s->trainer, s->batch, take_batch(s, step), &s->stats);
     s->seconds = cli_now() - begun;
+    s->idle = status == TN_ERR_STATE && tn_group_size(t->group) == 1 && is_stopped(s); /* between two passes */
+    if (s->idle) return TN_OK;
     return keep_steps(s, status, step);
 }
 

@@ -47,12 +47,16 @@ typedef struct tn_finetune_options {
     /* TN_F16 or TN_BF16: mixed precision (amp.h), f16 with a gradient scaler, which skips steps whose gradients
      * overflow. Trained numbers and optimizer state stay f32. Default TN_F32: none. */
     tn_dtype amp;
+    /* Asked between the passes of a batch; if it returns true, the call fails with TN_ERR_STATE and changes nothing, as
+     * after any failure. Not for groups of several processes, which would wait for each other. Default NULL. */
+    bool (*stop)(void *ctx);
+    void *stop_ctx;
 } tn_finetune_options;
 #define TN_FINETUNE_DEFAULTS                                                                                      \
     {                                                                                                             \
-        TN_OPTIONS_SIZE(tn_finetune_options, amp), 8, 16, NULL,                                                   \
+        TN_OPTIONS_SIZE(tn_finetune_options, stop_ctx), 8, 16, NULL,                                              \
             {TN_OPTIONS_SIZE(tn_adam_options, group_count), 2e-4, 0.9, 0.999, 1e-8, 0, 1, false, NULL, 0}, false, \
-            NULL, 0, TN_F32                                                                                       \
+            NULL, 0, TN_F32, NULL, NULL                                                                           \
     }
 
 /* Creates a trainer for m, which must outlive it. A is drawn from the thread's random generator as in PEFT (uniform in

@@ -34,7 +34,9 @@ struct tn_finetune {
     int64_t most; /* tokens of a pass, or one text */
     bool saves, recomputes;
     tn_group *group;
-    tn_dtype amp;    /* of products; TN_F32: all */
+    tn_dtype amp; /* of products; TN_F32: all */
+    bool (*stop)(void *ctx);
+    void *stop_ctx;
     int parts;       /* of a batch; 1: its gradients are added as they come */
     int64_t refused; /* the fewest bytes that a batch would have needed that ran out of memory; 0: none did */
 };
@@ -246,6 +248,8 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     t->saves = o.save_memory;
     t->group = o.group;
     t->amp = o.amp;
+    t->stop = o.stop;
+    t->stop_ctx = o.stop_ctx;
     t->parts = o.parts ? o.parts : tn_group_size(o.group);
     m->position = 0;
     tn_graph_free(m->token); /* it computes with the weights of before */
@@ -446,6 +450,7 @@ static tn_status run_passes(tn_finetune *t, const tn_finetune_example *examples,
                             tn_finetune_stats *result) {
     result->loss = 0;
     for (int64_t at = 0; at < count;) {
+        if (t->stop && t->stop(t->stop_ctx)) return tn_backend_fail(TN_ERR_STATE, "finetune: stopped by the caller");
         at = fill_pass(t, examples, at, count);
         if (t->predicted == 0) continue;
         TRY((trains ? backward_pass : evaluate_pass)(t, result->predicted, &result->loss));
