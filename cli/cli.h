@@ -92,6 +92,8 @@ typedef struct cli_output {
 
 /* Failures are the library's last error. After begin succeeded: commit or abandon, once. */
 tn_status cli_output_begin(cli_output *o, const char *path);
+/* Fails as begin would; leaves no file. For a result that is written after long work. path NULL: TN_OK. */
+tn_status cli_output_check(const char *path);
 tn_status cli_output_commit(cli_output *o); /* removes the temporary file if it fails */
 void cli_output_abandon(cli_output *o);
 
@@ -133,6 +135,7 @@ typedef enum cli_option_kind {
     CLI_KIND_CHOICE,
     CLI_KIND_SET,
     CLI_KIND_TAKE,
+    CLI_KIND_EACH,
     CLI_KIND_TAKE_NOTHING
 } cli_option_kind;
 
@@ -178,14 +181,18 @@ typedef struct cli_option {
 /* An option without a value: an int or enum becomes `value`. */
 #define CLI_SET(name, letter, T, member, value) \
     CLI_RANGE_(name, letter, CLI_KIND_SET, CLI_INT_PLACE_(T, member), value, 0)
-/* The function stores the value; of CLI_TAKE_NOTHING, an option without a value, it gets NULL. */
+/* The function stores the value; of CLI_TAKE_NOTHING, an option without a value, it gets NULL. CLI_EACH may be given
+ * several times. */
 #define CLI_TAKE(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE, offsetof(T, member), 0, 0, NULL, take }
+#define CLI_EACH(name, letter, T, member, take) \
+    { name, letter, CLI_KIND_EACH, offsetof(T, member), 0, 0, NULL, take }
 #define CLI_TAKE_NOTHING(name, letter, T, member, take) \
     { name, letter, CLI_KIND_TAKE_NOTHING, offsetof(T, member), 0, 0, NULL, take }
 
 /* Parses a subcommand's arguments into its struct `wishes`. `own`: at most 64 options, or NULL. A message on a wrong
  * value shows the line of `help` that begins with the option. Options and positional arguments may be mixed.
+ * Refuses a second value for an option, unless it is CLI_EACH.
  * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help gives
  * CLI_OK). */
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own, void *wishes,

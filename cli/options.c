@@ -212,6 +212,22 @@ static bool is_writing(const cli_option *o) {
     return false;
 }
 
+/* The places of the values that were given. */
+typedef struct places {
+    const void *list[MOST_OWN + COMMON];
+    int count;
+} places;
+
+/* Has this option been given before, or another one that sets the same value? Flags and options that collect their
+ * values may be repeated. */
+static bool is_second(places *given, const cli_option *o, const void *place) {
+    if (!(needs_value(o) || o->kind == CLI_KIND_SET) || o->kind == CLI_KIND_EACH) return false;
+    for (int i = 0; i < given->count; i++)
+        if (given->list[i] == place) return true;
+    given->list[given->count++] = place;
+    return false;
+}
+
 /* The first of several names of an option. */
 static const char *first_name(const cli_option *own, const cli_option *o) {
     for (; own && own->name && !is_common(o); own++)
@@ -276,6 +292,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     struct option all[MOST_OWN + COMMON + 1];
     char letters[2 * (MOST_OWN + COMMON) + 2];
     gather_options(c, own, all, letters);
+    places given = {.count = 0};
     *o = (cli_options){.device = "auto", .device_timeout = DEVICE_TIMEOUT};
     *status = CLI_USAGE;
     if (!cli_environment_is_valid(c)) return -1;
@@ -300,7 +317,12 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
             return -1;
         }
         bool shared = is_common(found);
-        if (!cli_take(found, shared ? (void *)o : wishes, optarg)) {
+        void *into = shared ? (void *)o : wishes;
+        if (is_second(&given, found, (char *)into + found->at) && !cli_fit_state.on) { /* fit appends its own values */
+            (void)cli_wrong_usage(c, "--%s was given twice; remove one of the two", first_name(own, found));
+            return -1;
+        }
+        if (!cli_take(found, into, optarg)) {
             say_wrong(c, first_name(own, found), optarg ? optarg : "");
             return -1;
         }

@@ -64,6 +64,15 @@ tn_status cli_output_begin(cli_output *o, const char *path) {
     return o->file ? TN_OK : fails(o, "opening");
 }
 
+tn_status cli_output_check(const char *path) {
+    struct stat facts;
+    cli_output o;
+    if (!path || (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode))) return TN_OK;
+    TRY(cli_output_begin(&o, path));
+    cli_output_abandon(&o);
+    return TN_OK;
+}
+
 tn_status cli_output_commit(cli_output *o) {
     bool good = !ferror(o->file) && fflush(o->file) == 0;
     tn_status status = good ? TN_OK : fails(o, "writing");

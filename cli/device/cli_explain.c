@@ -37,7 +37,7 @@ static int run_explain(int argc, char **argv) {
         CLI_INT("prompt", 0, explain_wishes, prompt, 1, 1 << 30),
         CLI_INT("tokens", 0, explain_wishes, tokens, 1, 1 << 30),
         CLI_INT("context", 0, explain_wishes, context, 1, 1 << 30),
-        CLI_TAKE("dim", 0, explain_wishes, dims, onnx_take_dim),
+        CLI_EACH("dim", 0, explain_wishes, dims, onnx_take_dim),
         {0},
     };
     explain_wishes w = {0};

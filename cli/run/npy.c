@@ -324,8 +324,14 @@ bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *o
 }
 
 bool npz_is_end(const unsigned char *bytes, size_t size, size_t at) {
-    return at <= size && size - at >= 4 &&
-           (memcmp(bytes + at, "PK\1\2", 4) == 0 || memcmp(bytes + at, "PK\5\6", 4) == 0);
+    if (at > size) return false;
+    while (size - at >= 46 && memcmp(bytes + at, "PK\1\2", 4) == 0) { /* a member's entry */
+        at += 46 + npy_number(bytes + at + 28, 2) + npy_number(bytes + at + 30, 2) + npy_number(bytes + at + 32, 2);
+        if (at > size) return false;
+    }
+    if (size - at >= 76 && memcmp(bytes + at, "PK\6\6", 4) == 0) at += 76; /* the ends with 64-bit sizes */
+    return size - at >= 22 && memcmp(bytes + at, "PK\5\6", 4) == 0 &&
+           size - at - 22 >= npy_number(bytes + at + 20, 2); /* a comment */
 }
 
 /* CRC-32 as zip has it (ISO 3309: polynomial 0x04c11db7, bits turned), four bits at a time. */

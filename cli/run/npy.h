@@ -33,7 +33,7 @@ typedef struct npz_member {
 bool npz_is(const unsigned char *bytes, size_t size);
 /* The next one; false past the end, or where the file is damaged. *at: 0 before the first. */
 bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out);
-/* After the last member: does the archive's directory stand there, as in a file that is whole? */
+/* After the last member: is the archive's directory there, up to its end? */
 bool npz_is_end(const unsigned char *bytes, size_t size, size_t at);
 
 /* The tensor in a member. Errors: TN_ERR_UNSUPPORTED too, for a compressed one where the command has no zlib. */

@@ -104,7 +104,7 @@ typedef struct work {
     int64_t memory;       /* most bytes that the run may take; 0: free memory */
     tn_profile *profiled;
     run_top top;
-    char preparation[RUN_PATH]; /* the folder that says how pictures are prepared; "": none */
+    char preparation[RUN_PATH]; /* the folder that says how pictures are prepared, unless options do; "": none */
     bool prepared;              /* a picture was prepared so */
     bool ranks;                 /* a picture stands behind the model, and --top was not given */
     bool ran;                   /* failures come from the network itself */
@@ -259,7 +259,7 @@ static tn_status decode_picture(work *w, const char *name, const unsigned char *
         tn_onnx_info info = input_info(w, i);
         if (strcmp(info.name, name) != 0) continue;
         tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
-        bool prepares = w->preparation[0] && tn_dtype_is_float(dtype);
+        bool prepares = w->preparation[0] && !w->for_pictures && tn_dtype_is_float(dtype);
         w->prepared |= prepares;
         status = prepares ? run_prepare_picture(w->preparation, &picture, &info, out)
                           : image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
@@ -550,7 +550,9 @@ static int do_work(work *w, const char *path) {
     int code = CLI_FAILED;
     tn_device *device = cli_choose_device(&w->options, &s, &code);
     if (!device) return code;
-    tn_status status = check_memory(w, path, device);
+    tn_status status = cli_output_check(w->trace);
+    if (status == TN_OK) status = run_output_check(w->output);
+    if (status == TN_OK) status = check_memory(w, path, device);
     tn_manual_seed(w->options.seed);
     if (status == TN_OK) status = open_network(w, path);
     if (status == TN_OK) status = run_top_open(&w->top);
@@ -585,11 +587,6 @@ static void take_file(work *w, const char *file) {
     if (w->ranks) w->top.count = USUAL_TOP;
 }
 
-/* How pictures are prepared, unless options say that. */
-static void find_preparation(work *w, const char *model) {
-    if (!w->for_pictures && !run_find_preparation(model, w->preparation)) w->preparation[0] = 0;
-}
-
 /* A folder knows how its input is prepared. */
 static int run_folder(work *w, const cli_option *own, char **words, int count) {
     for (const cli_option *o = own; o->name; o++)
@@ -602,14 +599,14 @@ static int run_folder(work *w, const cli_option *own, char **words, int count) {
 
 static int run_network(int argc, char **argv) {
     static const cli_option own[] = {
-        CLI_TAKE("input", 'i', work, options, take_input),
+        CLI_EACH("input", 'i', work, options, take_input),
         CLI_NAME("output", 'o', work, output),
         CLI_FLAG("random", 0, work, random),
         CLI_INT("repeat", 0, work, repeat, 1, 1 << 30),
         CLI_INT("steps", 0, work, steps.count, 1, 1 << 20),
-        CLI_TAKE("feed", 0, work, steps, steps_take_pair),
+        CLI_EACH("feed", 0, work, steps, steps_take_pair),
         CLI_FLAG("recorded", 0, work, recorded),
-        CLI_TAKE("dim", 0, work, dims, onnx_take_dim),
+        CLI_EACH("dim", 0, work, dims, onnx_take_dim),
         CLI_FLAG("profile", 0, work, profile),
         CLI_NAME("trace", 0, work, trace),
         CLI_BYTES("memory", 0, work, memory, 1, INT64_MAX),
@@ -636,7 +633,7 @@ static int run_network(int argc, char **argv) {
     if (first + 2 < argc || (first + 1 < argc && w.input_count == MOST))
         return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[argc - 1]);
     if (first + 1 < argc) take_file(&w, argv[first + 1]);
-    find_preparation(&w, argv[first]);
+    if (!run_find_preparation(argv[first], w.preparation)) w.preparation[0] = 0;
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(
             &cli_run, "--steps and --repeat exclude each other: steps change the inputs, repeated runs do not");

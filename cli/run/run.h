@@ -37,6 +37,8 @@ void run_output_json(cli_json *j, const char *name, const tn_onnx_value *v, cons
 /* The name of output k's file, NAME.npy, without any folder: characters that could lead out of one or hide the file
  * are replaced, and equal names are told apart. */
 void run_output_file(const tn_onnx *m, int k, char *out, size_t size);
+/* Fails if files cannot be written to `folder`, as run_output_write would. NULL: TN_OK. */
+tn_status run_output_check(const char *folder);
 /* Writes all outputs that are tensors to `folder`, which is made. */
 tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *folder);
 

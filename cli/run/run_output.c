@@ -318,6 +318,13 @@ static tn_status write_one(const char *path, const tn_tensor *t) {
     return status;
 }
 
+tn_status run_output_check(const char *folder) {
+    char path[CLI_PATH];
+    if (!folder || !cli_is_folder(folder)) return cli_output_check(folder);
+    if (snprintf(path, sizeof path, "%s/output.npy", folder) < (int)sizeof path) return cli_output_check(path);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", folder);
+}
+
 tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *folder) {
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
         return tn_backend_fail(TN_ERR_IO, "cannot create the folder '%s': %s", folder, strerror(errno));

@@ -237,6 +237,8 @@ static tn_status do_reset(session *s, TN_UNUSED const char *rest) {
 }
 
 static tn_status do_save(session *s, const char *rest) {
+    if (s->talk.count == 0)
+        return tn_backend_fail(TN_ERR_STATE, "there are no messages to save yet"); /* /load would refuse them */
     tn_status status = conversation_write(&s->talk, rest);
     if (status == TN_OK) cli_print(stderr, "(%d messages saved to %s)\n", s->talk.count, rest);
     return status;
@@ -433,7 +435,7 @@ static const cli_option options[] = {
     CLI_CACHE_OPTIONS(session),
     CLI_NAME("draft", 0, session, draft.path),
     CLI_INT("draft-tokens", 0, session, draft.tokens, 1, TN_LLM_DRAFT),
-    CLI_TAKE("stop", 0, session, stops, cli_take_stop),
+    CLI_EACH("stop", 0, session, stops, cli_take_stop),
     {0},
 };
 

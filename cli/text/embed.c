@@ -290,7 +290,8 @@ static int run_embed(int argc, char **argv) {
     work w = {.asked = &r};
     w.device = cli_choose_device(&o, &w.selection, &code);
     if (!w.device) return code;
-    tn_status status = embed(&w, argc - first, argv + first);
+    tn_status status = cli_output_check(r.output);
+    if (status == TN_OK) status = embed(&w, argc - first, argv + first);
     if (status == TN_OK && r.output) status = write_embeddings(&w);
     if (status == TN_OK) (o.json ? put_json_embed : put_lines)(&w);
     if (w.cut > 0)

@@ -195,7 +195,8 @@ static tn_status load_generate(work *w) {
     const request *r = w->asked;
     cli_return_memory();
     w->facts.struct_size = sizeof w->facts;
-    tn_status status = tn_llm_inspect_path(r->model, NULL, &w->facts);
+    tn_status status = cli_output_check(r->prompt_cache);
+    if (status == TN_OK) status = tn_llm_inspect_path(r->model, NULL, &w->facts);
     if (status == TN_OK && !r->ids) status = vocabulary_open(&w->words, r->model, &w->facts);
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
@@ -505,7 +506,7 @@ static const cli_option options[] = {
     CLI_INT("predict", 'n', request, tokens, ANSWER_ALL, INT32_MAX),
     CLI_INT("tokens", 0, request, tokens, ANSWER_ALL, INT32_MAX),
     CLI_INT("max-tokens", 0, request, tokens, ANSWER_ALL, INT32_MAX),
-    CLI_TAKE("stop", 0, request, stops, cli_take_stop),
+    CLI_EACH("stop", 0, request, stops, cli_take_stop),
     CLI_TEXT("grammar", 0, request, grammar),
     CLI_TEXT("json-schema", 0, request, schema),
     CLI_FLAG("chat", 0, request, chat),

@@ -531,21 +531,13 @@ static int execute(run *r, tn_device *device) {
 /* Nobody should learn at the end of a run that it cannot be saved. */
 static bool can_save(const char *path) {
     struct stat s;
-    char folder[4096] = ".";
-    const char *slash = strrchr(path, '/'), *why = NULL;
-    size_t length = slash ? (size_t)(slash - path) + 1 : 1;
-    if (slash && length < sizeof folder) {
-        memcpy(folder, path, length);
-        folder[length] = 0;
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) {
+        (void)cli_fail(TN_ERR_IO, "cannot save '%s': it is not a regular file", path);
+        return false;
     }
-    if (length >= sizeof folder)
-        why = strerror(ENAMETOOLONG);
-    else if (stat(path, &s) == 0 && !S_ISREG(s.st_mode))
-        why = "it is not a regular file";
-    else if (access(folder, W_OK | X_OK) != 0)
-        why = strerror(errno);
-    if (why) (void)cli_fail(TN_ERR_IO, "cannot save '%s': %s", path, why);
-    return !why;
+    if (cli_output_check(path) == TN_OK) return true;
+    (void)cli_failed();
+    return false;
 }
 
 /* Opens what the run needs beside the task: curve and log. */

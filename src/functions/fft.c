@@ -323,8 +323,7 @@ tn_tensor *tn_irfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, 
 static tn_tensor *padded_window(const tn_tensor *window, int64_t n, const tn_tensor *like) {
     if (!window) return tn_ones(&n, 1, tn_dtype_of(like));
     int64_t length = tn_numel(window), left = (n - length) / 2;
-    tn_dtype t = tn_dtype_of(tn_mul(window, tn_zeros(&length, 1, tn_dtype_of(like)))); /* the common one */
-    return tn_pad(tn_cast(window, t), (int64_t[]){left, n - length - left}, 2, 0);
+    return tn_pad(tn_mul(window, tn_ones(&length, 1, tn_dtype_of(like))), (int64_t[]){left, n - length - left}, 2, 0);
 }
 
 static tn_tensor *refused_frames(const char *name, const tn_tensor *x, const tn_tensor *window, int64_t n_fft,

@@ -44,7 +44,7 @@ void cli_put_help(const char *text, FILE *to) { fputs(text, to); }
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
 static struct taken {
-    const char *name, *one, *made;
+    const char *name, *one, *made, *each;
     bool flag;
     int64_t whole, bytes;
     int32_t small, choice;
@@ -72,6 +72,7 @@ static int parse(unsigned accepts, const char *line, cli_options *o, int *status
         CLI_CHOICE("choice", 0, struct taken, choice, "a|b", 5),
         CLI_SET("set", 0, struct taken, choice, 3),
         CLI_TAKE("made", 0, struct taken, made, take_upper),
+        CLI_EACH("each", 0, struct taken, each, take_upper),
         {0},
     };
     const cli_command c = {
@@ -125,10 +126,17 @@ static void own_options_become_wishes(void **state) {
     assert_int_equal(taken.small, 9);
     assert_int_equal(taken.bytes, 1 << 20);
     assert_int_equal(taken.choice, 6);
+    assert_true(parse(0, "--flag --flag --each A --each B", &o, &status) > 0);
+    assert_string_equal(taken.each, "B");
     assert_true(parse(0, "--set", &o, &status) > 0);
     assert_int_equal(taken.choice, 3);
     for (size_t i = 0; i < TN_COUNT(wrong); i++)
         if (parse(0, wrong[i], &o, &status) != -1 || status != CLI_USAGE) fail_msg("%s is taken", wrong[i]);
+    static const char *const twice[] = {"-n A --called A", "--threads 1 --threads 2", "--choice a --set"};
+    for (size_t i = 0; i < TN_COUNT(twice); i++) {
+        assert_int_equal(parse(CLI_ALL, twice[i], &o, &status), -1);
+        assert_text_has(complaint, "was given twice");
+    }
     assert_int_equal(parse(0, "--called=", &o, &status), -1);
     assert_text_has(complaint, "--name"); /* the first name of a value */
 }
@@ -463,7 +471,7 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"train cartpole --amp f16 2>&1", 2, "--amp does not apply to the task cartpole"},
         {"train digits --amp f32 2>&1", 2, "--amp"},
         {"train chars --amp f16 --steps 2 --json", 0, "\"loss_scale\": 65536, \"skipped_steps\": 0"},
-        {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
+        {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot write"},
         {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
         {"train digits --device nosuch 2>&1", 2, "unknown device \"nosuch\""},
         {"train digits --devices cpu,cpu --device cuda 2>&1", 2, "--device cuda with --devices"},

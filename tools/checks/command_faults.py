@@ -102,6 +102,7 @@ def prepare(folder):
         archive.write(folder / "x.npy", "x.npy")
     whole = (folder / "x.npz").read_bytes()
     (folder / "cut.npz").write_bytes(whole[:len(whole) // 2])
+    (folder / "tail.npz").write_bytes(whole[:-9])
     (folder / "labels.txt").write_text("".join(f"class {i}\n" for i in range(20)))
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
     signals.write_safetensors(folder / "plain.safetensors", {"w": ([2, 2], bytes(16))}, {})
@@ -132,11 +133,15 @@ ROWS = [
     (1, "fit finetune -m absent.gguf --data text.txt --epochs 2", "absent.gguf"),
     (1, "run evil.onnx -i x=x.npy --random", "every input is given"),
     (2, "tune 8x8x8 --device opencl --threads 2", "--threads applies only to the CPU"),
+    (2, "generate -m m -p x -p y", "--prompt was given twice"),
     # messages
     (1, "bench add-16 --mem 600000G", "cpu: "),
     (2, "train chars --threads 513", "1 to 512"),
     (1, "run evil.onnx -i cut.npz", "damaged or truncated"),
+    (1, "info tail.npz", "damaged"),
     (1, "run evil.onnx -i x=missing.npy", "missing.npy"),
+    (1, "run evil.onnx -i x=missing.npy --trace absent/t.json", "cannot write 'absent/t.json'"),
+    (1, "run evil.onnx -i x=missing.npy -o absent/out", "cannot write 'absent/out'"),
     (2, "run evil.onnx -i =x.npy", "invalid value"),
     (1, "info ''", "the name of the model is empty"),
     (2, "convert q.safetensors q.gguf --quantize Q9_K", "q4_k"),
