@@ -54,7 +54,7 @@ format:
 	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' ':!src/gen' ':!tests/golden' | xargs -0 clang-format -i
 
 clean:
-	rm -rf $(BUILD) build-web $(BUILD)-asan $(BUILD)-asan-full $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-minimal
+	rm -rf $(BUILD) build-web $(BUILD)-asan $(BUILD)-asan-full $(BUILD)-tsan $(BUILD)-tsan-full $(BUILD)-fuzz $(BUILD)-minimal
 
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)

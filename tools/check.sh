@@ -32,9 +32,9 @@ esac
 only=" $* "
 if [ "$level" = check ]; then
     export SEED=${SEED:-1}
-    # Compiling takes longer than the few launches of a kernel here: Mesa and PoCL do not optimise. In
+    # Compiling takes longer than the few launches of a kernel here: Mesa, PoCL and the doubles do not optimise. In
     # check-all they do.
-    export GALLIVM_PERF=nopt LP_NATIVE_VECTOR_WIDTH=128 POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable
+    export GALLIVM_PERF=nopt LP_NATIVE_VECTOR_WIDTH=128 POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable DOUBLE_LEVEL=0
 else
     export SEED=${SEED:-$(($(date +%s) / 86400 * 30000))}
 fi
@@ -62,7 +62,7 @@ threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/|
 # Suites that keep all processors busy, or measure time or memory, and so run alone. Of the others, up to JOBS + 1 run at
 # the same time, since they wait for servers, files and each other's builds: put rows next to each other, the longest first.
 alone=" setup unit signals asan fuzz tsan
-    cross web bare onnx-all rendered-all asan-full unit-full programs signals-all certified devwork memory serve-load
+    cross web bare onnx-all rendered-all asan-full tsan-full unit-full programs signals-all certified devwork memory serve-load
     gpu-report-all doubles-all llama fuzz-long mutated "
 alone=$(tr -s '\n ' ' ' <<<"$alone")
 
@@ -86,13 +86,13 @@ doubles   | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh
 survive   | check     | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD
 processes | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD examples $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/processes.py $BUILD
 renderings | check    | 240 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD
-help      | check     | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
+help      | check     | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help 3
 backend   | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 oclgrind  | check     | 600 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 llm       | check     | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 serve     | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/serve.py $BUILD
-mutants   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
-hostile   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 13
+mutants   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/mutate_gguf.py $BUILD --count 200 --jobs $JOBS
+hostile   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/formats/hostile_gguf.py $BUILD 29
 devices   | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 links     | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     | 120 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
@@ -104,7 +104,7 @@ bench     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $
 pull      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/pull.py $BUILD
 embed     | check     | 120 | tools/build.sh $BUILD all $plain && $run_command $BUILD embed
 faults    | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
-surroundings | check  | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
+surroundings | check  | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD 3
 gpu-report | check    | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/gpu_report.py $BUILD
 finetune  | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/finetune.py $BUILD
 chat      | check     | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/chat.py $BUILD
@@ -118,15 +118,20 @@ export    | check     | 240 | tools/build.sh $BUILD tests $plain && python3 tool
 engine-nodes | check  | 360 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_onnxruntime $plain && python3 tools/checks/onnx_engine.py $BUILD
 runtime-ops | check   | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
-languages | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
+languages | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD llama gemma2 qwen2-moe
 minimal   | check     | 600 | tools/build.sh $BUILD all $plain && tools/checks/minimal.sh $BUILD-minimal $BUILD
-asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --each 300
+asan      | check     | 900 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan tests --in all_tests --left-out tests/sweeps.txt --each 300
 fuzz      | check     | 600 | tools/build.sh $BUILD-asan all_tests $asan && $run_programs $BUILD-asan fuzzers --in all_tests --fuzz 1
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 vulkan-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD --all
 webgpu-all | check-all | 1200 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD --all
+oclgrind-all | check-all | 900 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD --all
 backend-all | check-all | 480 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD --all
 survive-all | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD doubles $plain && python3 tools/checks/survive.py $BUILD \$(amount 40) $SEED
+help-all  | check-all | 960 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
+llm-all   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD --all
+surroundings-all | check-all | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
+languages-all | check-all | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
 cross     | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD
 web       | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 2700 | tools/checks/bare.sh
@@ -136,6 +141,7 @@ export-all | check-all | 300 | tools/build.sh $BUILD tests $plain && TRUNNION_TE
 networks  | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/formats/onnx_models.py $BUILD --fast
 engine-networks | check-all | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_engine.py $BUILD --networks
 asan-full | check-all | 1800 | tools/build.sh $BUILD-asan-full all_tests $asan -DTRUNNION_SANITIZE_FULL=ON && TRUNNION_TEST_FULL=1 $run_programs $BUILD-asan-full tests --in all_tests --each 900 --percent \$(amount 25) --seed $SEED
+tsan-full | check-all | 900 | tools/checks/tsan.sh $BUILD-tsan-full '$tsan -DTRUNNION_SANITIZE_FULL=ON' $threaded
 unit-full | check-all | 1500 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 900 --percent \$(amount 50) --seed $SEED
 programs  | check-all | 900 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD \$(amount 25000) $SEED
 signals-all | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD \$(amount 20) $SEED

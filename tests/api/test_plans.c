@@ -123,7 +123,7 @@ static void planning_is_linear_in_nodes(void **state) {
     (void)state;
     int64_t work[2];
     for (int i = 0; i < 2; i++) {
-        int steps = i ? 800 : 200;
+        int steps = (i ? 800 : 200) / test_every(1, 4);
         lstm m = lstm_new(steps);
         int64_t before = work_of_plans();
         lstm_step(&m, steps);
@@ -131,7 +131,7 @@ static void planning_is_linear_in_nodes(void **state) {
         lstm_free(&m);
     }
     if ((double)work[1] > 4.5 * (double)work[0])
-        fail_msg("planning took %lld looks for 200 steps, %lld for 800", (long long)work[0], (long long)work[1]);
+        fail_msg("planning took %lld looks, %lld for four times as many steps", (long long)work[0], (long long)work[1]);
 }
 
 /* ---- what varies ------------------------------------------------------------------------------------------------- */
@@ -493,6 +493,7 @@ static void cleared_plans_leave_no_memory(void **state) {
 
 static void plans_are_bounded_in_bytes(void **state) {
     (void)state;
+    if (test_is_thin()) skip(); /* it takes as many large plans as the limit holds */
     tn_plan_cache *c = tn_plans_of(tn_recorder_here());
     tn_clear_plans();
     for (int steps = 600, count = -1; c->count > count; steps++) { /* until the first one goes */

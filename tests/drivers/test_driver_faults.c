@@ -12,12 +12,6 @@
 #include "hal/kernel_code.h"
 #include "trunnion/trunnion.h"
 
-#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 /* A call that fails with `error`: what the work then ends with, and words of its text. */
 typedef struct failing {
     const char *name;
@@ -175,7 +169,7 @@ static const char *fake_flags(const struct under_test *t) {
     if (strcmp(t->fake, "wgpu_faults.c") != 0) return "-ldl";
     if (!path && !glob(".deps/venv/lib/python3*/site-packages/wgpu/resources/libwgpu_native*", 0, NULL, &found))
         path = found.gl_pathv[0];
-    char *whole = path && !SANITIZED ? realpath(path, NULL) : NULL;
+    char *whole = path && !TEST_SANITIZED ? realpath(path, NULL) : NULL;
     snprintf(flags, sizeof flags, "-Isrc -Wl,--no-as-needed %s -ldl", whole ? whole : "");
     free(whole);
     globfree(&found);
@@ -365,7 +359,7 @@ static tn_status run(const char *name, long n, int error, bool forever) {
 }
 
 /* From one call that fails to the next. */
-static long step_of(long usual) { return test_is_full() ? 1 : usual * now->every * (SANITIZED ? 2 : 1); }
+static long step_of(long usual) { return test_is_full() ? 1 : usual * now->every * test_every(2, 5); }
 
 static void fail_every_call(void) {
     assert_ok(run(NULL, 0, 0, false));

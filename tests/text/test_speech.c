@@ -525,7 +525,7 @@ static void memory_may_run_out_anywhere(void **state) {
     const char *folder = make_model("memory", "", NULL);
     assert_ok(use_once(folder, sound));
     tn_status status = TN_ERR_MEMORY;
-    for (int64_t n = 1; status != TN_OK; n += n < 40 ? 1 : 7) {
+    for (int64_t n = 1; status != TN_OK; n += n < 40 ? 1 : 7 * test_every(1, 5)) {
         tn_txt_fail_at(n);
         status = use_once(folder, sound);
         tn_txt_fail_at(0);
@@ -533,7 +533,7 @@ static void memory_may_run_out_anywhere(void **state) {
         assert_int_equal(tn_txt_live_blocks(), 0);
         assert_true(n < 2000);
     }
-    for (int64_t n = 1; n < 900; n += 61) {
+    for (int64_t n = 1; n < 900; n += 61 * test_every(1, 4)) {
         tn_mem_fail_at(n);
         status = use_once(folder, sound);
         tn_mem_fail_at(0);

@@ -8,8 +8,9 @@ Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
   --each N     seconds that one test or example may take (300), times PATIENCE of the environment, as budgets of suites
   --fuzz N     seconds for each fuzzer (5)
   --runs N     inputs for each fuzzer, if they come before these seconds; fewer count as failed
-  --percent N    of the programs, drawn by --seed N, which is printed
+  --percent N    of the programs, N by --seed: seeds that follow one another, and those of check.sh's days, take turns
   --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
+  --left-out FILE  with names of programs that are not expected here, one a line (tests/sweeps.txt)
   --in NAME    the program that holds all of them (all_tests), if it was built; it gets the name as an argument
 """
 
@@ -18,7 +19,6 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -33,11 +33,12 @@ TAIL = 40
 SANITIZERS = {"ASAN_OPTIONS": "print_legend=0:quarantine_size_mb=32", "UBSAN_OPTIONS": "print_stacktrace=1",
               "LSAN_OPTIONS": f"print_suppressions=0:suppressions={ROOT}/tools/checks/leaks_of_others.txt"}
 PASSED_ON = ("ran on: ", "skipped: ")
-# Begun first and in this order, so that no processor waits for one of them at the end. The first five wait for compilers
+# Begun first and in this order, so that no processor waits for one of them at the end. The first six wait for compilers
 # of devices, unless these have cached their kernels.
-LONGEST = ("test_device_training", "test_amp", "test_render", "test_driver_faults", "test_conform", "test_conv_kernel",
-           "test_far_ops", "test_gemm", "test_workgroup_kernels", "test_in_place_concat", "test_winograd",
+LONGEST = ("test_device_training", "test_amp", "test_render", "test_vendor", "test_driver_faults", "test_conform",
+           "test_conv_kernel", "test_ops", "test_gemm", "test_device", "test_winograd", "test_cli", "test_far_ops",
            "test_llm_model", "test_options")
+A_DAY = 30000  # by which check.sh's seeds of two days differ
 MEMORY = "/dev/shm"  # files of fuzzers, which write some for each input
 
 
@@ -197,6 +198,15 @@ def run_one(program, log, options, run):
     return count, "\n".join(said)
 
 
+def left_out_by(path, names):
+    """The names in a file that has one a line, # begins a comment. One that no program has would hide a mistake."""
+    lines = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    left_out = {line for line in lines if line}
+    if left_out - set(names):
+        sys.exit(f"{path}: no source for: {', '.join(sorted(left_out - set(names)))}")
+    return left_out
+
+
 def main():
     parser = argparse.ArgumentParser(description="runs built tests, examples or fuzzers")
     parser.add_argument("build", type=pathlib.Path)
@@ -208,6 +218,7 @@ def main():
     parser.add_argument("--percent", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
+    parser.add_argument("--left-out", type=pathlib.Path)
     parser.add_argument("--in", dest="inside")
     options = parser.parse_intermixed_args()
     options.each *= int(os.environ.get("PATIENCE", 1))
@@ -216,10 +227,14 @@ def main():
     pattern, program_name, run = KINDS[options.kind]
     names = sorted((p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay"),
                    key=lambda name: (LONGEST.index(name) if name in LONGEST else len(LONGEST), name))
+    if options.left_out:
+        left_out = left_out_by(ROOT / options.left_out, names)
+        names = [name for name in names if name not in left_out]
     if options.percent < 100:
-        drawn = set(random.Random(options.seed).sample(names, max(1, len(names) * options.percent // 100)))
-        print(f"{len(drawn)} of {len(names)} programs, drawn by seed {options.seed}", flush=True)
-        names = [name for name in names if name in drawn]
+        parts = min(max(1, round(100 / options.percent)), len(names))
+        part = (options.seed // A_DAY + options.seed % A_DAY) % parts
+        print(f"part {part + 1} of {parts} of the programs, by seed {options.seed}", flush=True)
+        names = names[part::parts]
     unknown = [name for name in options.names if name not in names]
     if unknown:
         sys.exit(f"no source for: {', '.join(unknown)}")
