@@ -32,9 +32,9 @@ esac
 only=" $* "
 if [ "$level" = check ]; then
     export SEED=${SEED:-1}
-    # Compiling takes longer than the few launches of a kernel here: Mesa, PoCL and the doubles do not optimise. In
+    # Compiling takes longer than the few launches of a kernel here: Mesa and PoCL do not optimise. In
     # check-all they do.
-    export GALLIVM_PERF=nopt LP_NATIVE_VECTOR_WIDTH=128 POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable DOUBLE_LEVEL=0
+    export GALLIVM_PERF=nopt LP_NATIVE_VECTOR_WIDTH=128 POCL_EXTRA_BUILD_FLAGS=-cl-opt-disable
 else
     export SEED=${SEED:-$(($(date +%s) / 86400 * 30000))}
 fi

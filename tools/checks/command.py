@@ -5,7 +5,8 @@ train      trains a small network on every backend that the listing calls availa
            can run elsewhere unseen; says "ran on: NAME" for each. A backend that is listed and then fails is a failure.
 embed      embeddings as JSON, as an .npy file, and the texts that are most similar; wrong options.
 bench      what a work starts from and yields, as files; rows with their keys; wrong options.
-help       runs the examples of each command's help; a training for a few steps only.
+help       runs the examples of each command's help; a training for a few steps only. With N, of one command in N,
+           from SEED on.
 left-out   in a build without PARTs the listing names each with the reason not_built.
 """
 
@@ -314,7 +315,7 @@ def furnish(folder):
     return [name for name, _, there in models if not there] + write_decoders(folder)
 
 
-def check_help(program, report, _):
+def check_help(program, report, parts):
     """Each command in a folder of its own that holds what its examples name: one may write a file that another reads."""
     overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
@@ -325,7 +326,8 @@ def check_help(program, report, _):
                                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
     furnished = tempfile.TemporaryDirectory()
     absent = furnish(pathlib.Path(furnished.name))
-    for name in names:
+    every = int([*parts, "1"][0])
+    for name in names[int(os.environ.get("SEED", 1)) % every::every]:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(furnished.name, folder, symlinks=True, dirs_exist_ok=True)
             if name == "convert":  # its examples write a model each: a small one

@@ -1,10 +1,10 @@
-"""onnx_languages.py BUILD — language models as networks with a cache, generated with by ONNX Runtime.
+"""onnx_languages.py BUILD [NAME…] — language models as networks with a cache, generated with by ONNX Runtime.
 
 Writes small folders with random weights, one for each way in which families differ, and lets `trunnion convert` make
 networks of them. ONNX Runtime is given a prompt, and then a token at a time with its own keys and values: it has to
 choose the tokens that `trunnion generate` chooses of the folder, with the logits of `trunnion logits`; so has `trunnion
 run --steps` with the same file. A token that the mask hides must not count. Needs the packages onnx, onnxruntime and
-numpy; SmolLM2 takes part where it is there.
+numpy; SmolLM2 takes part where it is there. With names, only these models (gemma2, smollm2 …).
 """
 
 import json
@@ -255,7 +255,10 @@ def main():
     skipped = 0
     with tempfile.TemporaryDirectory() as folder:
         suite = Suite(pathlib.Path(sys.argv[1]).resolve() / "trunnion", pathlib.Path(folder))
-        for name, kind, own, has in MODELS:
+        chosen = sys.argv[2:] or [model[0] for model in MODELS] + ["smollm2"]
+        unknown = set(chosen) - {model[0] for model in MODELS} - {"smollm2"}
+        suite.expect(not unknown, f"all names are models: {unknown or chosen}")
+        for name, kind, own, has in [model for model in MODELS if model[0] in chosen]:
             try:
                 write_folder(suite.folder / name, kind, own, has)
                 wanted = check_model(suite, name, suite.folder / name)
@@ -263,7 +266,9 @@ def main():
                     check_no_cache(suite, name, suite.folder / name, wanted)
             except Exception as fault:  # of the command, or of either package
                 suite.expect(False, f"{name}: {fault}")
-        if smollm2.is_there():  # in f32: weights in blocks are multiplied with rounded activations here, not there
+        if "smollm2" not in chosen:
+            pass
+        elif smollm2.is_there():  # in f32: weights in blocks are multiplied with rounded activations here, not there
             suite.command("convert", smollm2.path(), f"{suite.folder / 'smollm2'}/", "--quantize", "F32")
             check_model(suite, "smollm2", suite.folder / "smollm2")
         else:

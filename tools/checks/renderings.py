@@ -33,7 +33,7 @@ PRELUDE = ROOT / "tools" / "checks" / "renderings.h"
 VENV = ROOT / ".deps" / "venv"
 
 RANDOM = (8, 60)  # programs of each kind; with --all
-SAMPLE = 16  # one file of so many
+SAMPLE = 48  # one file of so many
 REGISTERS = 65536  # of a multiprocessor
 CHOSEN = 32  # bytes, stored and loaded, that ptxas spills with half of its registers free, so that more workgroups fit
 ATTENTION = "__shared__ float b2[2112]"  # its weights of 64 keys and 32 queries; no other template has these

@@ -1,6 +1,6 @@
 """signals.py BUILD [MOMENTS [SEED]] — every subcommand is stopped by SIGINT and SIGTERM at random moments.
 
-MOMENTS of each signal, default 2. A stopped command ends with 130 or 143. It leaves nothing in its output folder that a
+MOMENTS of each signal, default 1. A stopped command ends with 130 or 143. It leaves nothing in its output folder that a
 complete run would not leave, and every file that is there has the bytes of a complete run, or those of before. With --json standard output is one JSON
 object or, if the text was cut off while it was written, nothing. A training that had begun saves the steps it made; a
 fine-tuning and a download are continued by the same command to the bytes of a run that was not stopped. Each subcommand
@@ -357,7 +357,7 @@ def check_file_limit(program, read):
 
 
 def main():
-    build, moments, seed = (sys.argv[1:] + ["2", "1"][len(sys.argv) - 2:])[:3]
+    build, moments, seed = (sys.argv[1:] + ["1", "1"][len(sys.argv) - 2:])[:3]
     program = (ROOT / build / "trunnion").resolve()
     report = command.Report()
     with tempfile.TemporaryDirectory() as folder:

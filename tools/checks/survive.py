@@ -7,7 +7,8 @@ again as lie between two copies of the state, and one line must say so. Texts of
 (tools/checks/finetune.py makes it) must be the cpu's; an adapter, and the weights of a transformer that is trained as a
 whole, are within 5e-6, because devices compose attention's gradient. Calls that never return are survived, too. With
 --strict the run must fail instead. Conversations (`chat`) and texts that `serve` computes together go on, too. MOMENTS:
-how many failures for each run on the first device (default 4); SEED draws others. Two processes run at a time.
+how many failures for each run on the first device (default 3, and then no
+convolutions and no adapters); SEED draws others. Two processes run at a time.
 """
 
 import concurrent.futures
@@ -372,12 +373,12 @@ def check_resumed(report, program, target, folder):
 
 def check_target(report, program, target, folder, moments, all_runs):
     table, model, failed = folder / "digits.csv", folder / "model", report.failed
-    for task, steps, options in TRAININGS[:3 if all_runs else 2]:
+    for task, steps, options in TRAININGS[:3 if all_runs else 2 if moments > 3 else 1]:
         more = options + (["--data", str(table)] if task == "digits" else [])
         check(report, program, target, task, steps, more, 2 if task == "chars" else moments)
     check_reads(report, program, target)
     check_texts(report, program, target, model, moments)
-    for lora in (True, False):
+    for lora in (True, False) if moments > 3 else (False,):
         check_finetune(report, program, target, folder, moments, lora)
     check_chat(report, program, target, model, moments if moments < 20 else moments // 5)
     check_serve(report, program, target, model, moments if moments < 20 else moments // 5)
@@ -386,7 +387,7 @@ def check_target(report, program, target, folder, moments, all_runs):
 
 
 def main():
-    build, moments = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 4
+    build, moments = pathlib.Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 3
     report, program, all_runs = Report(), str(build / "trunnion"), moments >= 10
     rows = [[(r * r + 7 * r * c) % 17 for c in range(64)] + [r % 10] for r in range(320)]
     with tempfile.TemporaryDirectory() as name:
