@@ -371,8 +371,8 @@ static void compute_block(const conv *c, block *b) {
 }
 
 static size_t part_bytes(const conv *c) {
-    const size_t state = (sizeof(conv_part) + 63) / 64 * 64;
-    return state + c->input_tile_bytes + c->sums_bytes + c->block_bytes + fused_call_scratch(&c->a.epilogue, 0);
+    return tn_whole_lines(sizeof(conv_part)) + c->input_tile_bytes + c->sums_bytes + c->block_bytes +
+           fused_call_scratch(&c->a.epilogue, 0);
 }
 
 static void open_part(char *memory) {
@@ -384,7 +384,7 @@ static void open_part(char *memory) {
 /* A thread's memory. */
 static void open_block(const conv *c, char *memory, block *b) {
     *b = (block){.s = (conv_part *)(void *)memory, .out = c->out};
-    memory += (sizeof(conv_part) + 63) / 64 * 64;
+    memory += tn_whole_lines(sizeof(conv_part));
     b->input_tile = (float *)(void *)memory;
     b->sums = (float *)(void *)(memory + c->input_tile_bytes);
     b->block = (float *)(void *)(memory + c->input_tile_bytes + c->sums_bytes);

@@ -267,8 +267,5 @@ void tn_conv_by_channels(const tn_conv_args *args, int threads) {
     e.ends = epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
     share_pieces(&e, threads);
     const int64_t pieces = args->batch * e.channel_blocks * e.row_pieces * e.column_pieces;
-    if (threads == 1)
-        compute_pieces(&e, 0, pieces, 0);
-    else
-        tn_parallel(pieces, tn_max64(pieces / (4 * threads), 1), compute_pieces, &e);
+    im2col_parallel(pieces, threads, compute_pieces, &e);
 }

@@ -372,9 +372,5 @@ void tn_conv_depthwise(const tn_conv_args *args) {
     e.blocks = tn_ceil_div(e.a.out_size[0], e.rows);
     e.channels = threads > 1 ? tn_max64(tn_min64(IMAGE_CHANNELS, planes / (4 * threads)), 1) : IMAGE_CHANNELS;
     const int64_t parts = (e.in_image ? args->batch * channel_parts(&e) : planes) * e.blocks;
-    tn_parallel_body *const run = e.in_image ? compute_image_parts : compute_parts;
-    if (threads == 1)
-        run(&e, 0, parts, 0);
-    else
-        tn_parallel(parts, e.by_rows ? 1 : tn_max64(parts / (4 * threads), 1), run, &e);
+    im2col_parallel(parts, threads, e.in_image ? compute_image_parts : compute_parts, &e);
 }

@@ -50,6 +50,7 @@ typedef struct nhwc_nhwc {
     int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
     int64_t all_rows, rows; /* of output pixels: of all images; of a block, at most */
     int64_t blocks, parts;  /* of rows; of panels */
+    int64_t pieces;         /* of a part, so that the thread that ends first takes some of the other's */
     int64_t depth;          /* of all phases */
     bool in_pixel;          /* windows are read from the image: they never leave it */
     bool cut;               /* blocks are parts of a single row of output pixels */
@@ -127,7 +128,7 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
     t->depth = t->w.depth;
     for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
         t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
-    t->tap_bytes = ((size_t)t->depth * (asks_for_image(t, phases) ? 2 : 1) * sizeof(int64_t) + 63) / 64 * 64;
+    t->tap_bytes = tn_whole_lines((size_t)t->depth * (asks_for_image(t, phases) ? 2 : 1) * sizeof(int64_t));
     t->input_tile_bytes = t->in_pixel ? 0 : im2col_bytes(im2col_elements(&t->w) * step);
     t->sums_bytes = im2col_bytes(t->rows * args->out_size[1] * t->split[1] * t->panel);
     t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
@@ -568,8 +569,8 @@ static void multiply_ordered(const nhwc_nhwc *w, nhwc_part *p, const phase *at, 
     }
 }
 
-/* Output pixels [at, at + count) of all images, part `number` of the panels. */
-static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t at, int64_t count, int64_t number) {
+/* Output pixels [at, at + count) of all images, some panels. */
+static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t at, int64_t count, range panels) {
     const tn_conv_args *a = &w->a;
     const int64_t across = a->out_size[1], plane = a->out_size[0] * across, side = w->split[1];
     const int64_t begin = group * w->all_rows * across + at + 1;
@@ -585,7 +586,7 @@ static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64
     p->lines_at_once = tn_ceil_div(NHWC_AHEAD * w->panel / LINE, tiles);
     p->results = (strips){0};
     p->next = afar ? next_rows(w, &p->s->section[0], group, count / across) : (strips){0};
-    for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
+    for (int64_t n = panels.first; n < panels.first + panels.count; n++) {
         const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
         const int64_t first = group * a->out_channels + n * w->panel;
         if (afar) p->results = results_of(w, p, first, out_channels);
@@ -623,9 +624,10 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.block = (float *)(void *)(memory + w->input_tile_bytes + w->sums_bytes + w->begun_bytes);
     fused_call_open(&p.epilogue, &w->a.epilogue, (char *)p.block + w->block_bytes);
     for (int64_t n = begin; n < end; n++) {
-        int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
-        int64_t first = block_begin(w, at);
-        compute_block(w, &p, group, first, block_begin(w, at + 1) - first, number);
+        const int64_t block = n / w->pieces, at = block % w->blocks, part = block / w->blocks % w->parts;
+        const int64_t first = block_begin(w, at), count = block_begin(w, at + 1) - first;
+        const range panels = split_range(w->panels, w->parts * w->pieces, part * w->pieces + n % w->pieces);
+        compute_block(w, &p, block / w->blocks / w->parts, first, count, panels);
     }
 }
 
@@ -684,6 +686,13 @@ static void share_out(nhwc_nhwc *t, int threads) {
     if (t->parts > 1 || t->a.batch > 1) t->blocks = tn_ceil_div(t->all_rows, t->rows);
 }
 
+/* Work for a few microseconds, or a panel. */
+static int64_t pieces_of_part(const nhwc_nhwc *t) {
+    enum { PIECE = 1 << 18 }; /* multiplications */
+    const int64_t panels = t->panels / t->parts, pixels = t->all_rows * t->a.out_size[1] / t->blocks;
+    return tn_max64(tn_min64(panels * t->panel * t->depth * pixels / PIECE, panels), 1);
+}
+
 size_t tn_conv_nhwc_workspace(const tn_conv_args *args, const nhwc_phases *phases, int threads) {
     nhwc_nhwc t;
     plan_nhwc(&t, args, phases);
@@ -701,8 +710,11 @@ static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
         int64_t j = k % p->kernel[1] * p->dilation[1] + a->pad_before[1] - p->pad_before[1];
         tap[k] = (i * row + j % stride * t->w.phase + j / stride) * t->step;
     }
-    for (int64_t k = taps; k < p->channels * taps; k++)
-        tap[k] = k / taps % t->step > 0 ? tap[k - taps] + 1 : tap[k - t->step * taps] + channel * t->step;
+    for (int64_t c = 1, lane = 1 % t->step; c < p->channels; c++, lane = lane + 1 < t->step ? lane + 1 : 0) {
+        const int64_t back = lane > 0 ? taps : t->step * taps, further = lane > 0 ? 1 : channel * t->step;
+        for (int64_t k = c * taps; k < (c + 1) * taps; k++)
+            tap[k] = tap[k - back] + further;
+    }
 }
 
 /* Sets which line a tile prefetches at each step of k: one that it reads FAR steps later; in its last steps, one that
@@ -741,8 +753,9 @@ void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *wor
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
     share_out(&t, threads);
+    t.pieces = threads > 1 ? pieces_of_part(&t) : 1;
     im2col_open(t.memory, t.part_bytes, threads);
-    int64_t tasks = t.a.groups * t.parts * t.blocks;
+    int64_t tasks = t.a.groups * t.parts * t.blocks * t.pieces;
     im2col_parallel(tasks, threads, compute_blocks, &t);
 }
 
@@ -754,13 +767,11 @@ void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *wor
  * are stored or passed to the epilogue. The chains are those of conv.c, so the bits are equal. */
 
 enum {
-    BATCH_CHUNK = KIR_KSUM,
-    MOST_IMAGES = 28,          /* of a block: two tiles of full height */
-    LEAST_IMAGES = 4,          /* tiles are no lower */
-    ACROSS = 6,                /* from so many output pixels in a row on, tiles along it are as good */
-    MOST_TAPS = 1 << 12,       /* of all output pixels: tables are made at each run */
-    BATCH_LEAST_DEPTH = 64,    /* steps of k, or turning takes longer than it gains */
-    BATCH_INPUT_TILE = 1 << 17 /* elements: a part of the second cache */
+    MOST_IMAGES = 28,      /* of a block: two tiles of full height */
+    LEAST_IMAGES = 4,      /* tiles are no lower */
+    ACROSS = 6,            /* from so many output pixels in a row on, tiles along it are as good */
+    MOST_TAPS = 1 << 12,   /* of all output pixels: tables are made at each run */
+    BATCH_LEAST_DEPTH = 64 /* steps of k, or turning takes longer than it gains */
 };
 
 typedef struct batch_rows {
@@ -786,7 +797,7 @@ static void plan_batch_rows(batch_rows *b, const tn_conv_args *args) {
     b->blocks = tn_ceil_div(args->batch, MOST_IMAGES);
     b->parts = 1;
     b->row = tn_ceil_div(args->batch, b->blocks);
-    b->tap_bytes = ((size_t)(b->out_size * b->depth) * sizeof(int64_t) + 63) / 64 * 64;
+    b->tap_bytes = tn_whole_lines((size_t)(b->out_size * b->depth) * sizeof(int64_t));
     b->input_tile_bytes = im2col_bytes((b->pixels + 1) * b->row + MOST_LANES);
     b->sums_bytes = im2col_bytes(b->row * b->out_size * b->panel);
     b->block_bytes = args->epilogue.vm ? im2col_bytes(b->panel * TN_GEMM_BLOCK_LD) : 0;
@@ -797,10 +808,10 @@ static void plan_batch_rows(batch_rows *b, const tn_conv_args *args) {
 bool tn_conv_batch_rows_fits(const tn_conv_args *a) {
     batch_rows b;
     if (a->groups != 1 || a->pool[0] > 0 || a->batch < LEAST_IMAGES || a->out_size[1] >= ACROSS) return false;
-    if ((double)a->size[0] * (double)a->size[1] * (double)a->channels > BATCH_INPUT_TILE) return false;
+    if ((double)a->size[0] * (double)a->size[1] * (double)a->channels > INPUT_TILE) return false;
     plan_batch_rows(&b, a);
     bool deep = b.depth >= BATCH_LEAST_DEPTH && (double)b.depth * (double)b.out_size <= MOST_TAPS;
-    return deep && (b.pixels + 1) * b.row <= BATCH_INPUT_TILE && 8 * b.panels * b.panel <= 9 * a->out_channels;
+    return deep && (b.pixels + 1) * b.row <= INPUT_TILE && 8 * b.panels * b.panel <= 9 * a->out_channels;
 }
 
 /* ---- what is seen ------------------------------------------------------------------------------------------------ */
@@ -847,14 +858,14 @@ static void fill_batch_rows(const batch_rows *b, int64_t first, int64_t batch, f
 static void multiply_batch_rows(const batch_rows *b, int64_t n, int64_t batch, const float *input_tile, float *sums) {
     const tile_set *with = b->with->tiles;
     const int64_t c_row = b->out_size * b->panel;
-    for (int64_t k0 = 0; k0 < b->depth; k0 += BATCH_CHUNK)
+    for (int64_t k0 = 0; k0 < b->depth; k0 += CHUNK)
         for (int64_t place = 0; place < b->out_size; place++) {
             tile t = {.a = input_tile,
                       .b = b->packed + (n * b->depth + k0) * b->panel,
                       .tap = b->tap + place * b->depth + k0,
                       .c = sums + place * b->panel,
                       .c_row = c_row,
-                      .k = tn_min64(BATCH_CHUNK, b->depth - k0),
+                      .k = tn_min64(CHUNK, b->depth - k0),
                       .add = k0 > 0};
             for (int64_t left = batch, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * c_row) {
                 rows = tile_nhwc_height(left, with->rows);
@@ -928,8 +939,5 @@ void tn_conv_batch_rows(const tn_conv_args *args, void *workspace) {
     for (int64_t place = 0; place < b.out_size; place++)
         batch_find_taps(&b, place, b.tap + place * b.depth);
     if (b.blocks < threads) b.parts = tn_min64(threads / b.blocks, b.panels);
-    if (threads == 1)
-        batch_compute_blocks(&b, 0, b.blocks, 0);
-    else
-        tn_parallel(b.blocks * b.parts, 1, batch_compute_blocks, &b);
+    im2col_parallel(b.blocks * b.parts, threads, batch_compute_blocks, &b);
 }

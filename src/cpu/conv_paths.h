@@ -59,7 +59,7 @@ static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilog
 
 /* Memory for the offset of each tap of a window. */
 static inline size_t window_taps_bytes(const tn_conv_args *a) {
-    return ((size_t)(a->kernel[0] * a->kernel[1]) * sizeof(int64_t) + 63) / 64 * 64;
+    return tn_whole_lines((size_t)(a->kernel[0] * a->kernel[1]) * sizeof(int64_t));
 }
 /* Computes these offsets from the distances in `w`, in `at`. */
 void tn_conv_find_window_taps(window_taps *w, const tn_conv_args *a, int64_t *at);
@@ -158,7 +158,7 @@ static inline int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, 
 /* As elements of whole lines whose number is odd: so far apart numbers are in different sets of a cache. */
 static inline int64_t odd_lines(int64_t elements) { return (tn_ceil_div(elements, MOST_LANES) | 1) * MOST_LANES; }
 
-static inline size_t im2col_bytes(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
+static inline size_t im2col_bytes(int64_t elements) { return tn_whole_lines((size_t)elements * sizeof(float)); }
 
 /* Columns of B that lie side by side for a tile. */
 static inline int64_t panel_of(const conv_vec *with) { return 2 * with->tiles->lanes; }

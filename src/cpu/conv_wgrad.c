@@ -57,7 +57,7 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     g->input_tile_bytes = im2col_bytes(im2col_elements(&g->w));
     g->panel_bytes = im2col_bytes(CHUNK * round_up(args->out_channels, panel_of(with)));
     g->part_bytes = g->input_tile_bytes + g->panel_bytes + im2col_bytes(with->tiles->rows * ROW);
-    g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+    g->tap_bytes = tn_whole_lines((size_t)g->w.depth * sizeof(int64_t));
     g->sums_bytes = im2col_bytes(args->groups * g->w.depth * g->sum_row);
     if (g->w.depth > FEW_TAPS) return;
     g->few = tn_min64(tn_max64(APART_ELEMENTS / all_sums(g), 1), tn_ceil_div(g->out_size, CHUNK));

@@ -665,10 +665,7 @@ static void conv_winograd_1d(const tn_conv_args *args, void *workspace) {
     plan_winograd_1d(&l, args, threads);
     l.memory = workspace;
     int64_t tasks = args->batch * args->out_size[0] * l.blocks * l.parts;
-    if (threads == 1)
-        one_axis_compute_blocks(&l, 0, tasks, 0);
-    else
-        tn_parallel(tasks, 1, one_axis_compute_blocks, &l);
+    im2col_parallel(tasks, threads, one_axis_compute_blocks, &l);
 }
 
 /* ==== gradient of the weight ====================================================================================== */
