@@ -28,8 +28,8 @@ enum {
     INPUT_TILE = 1 << 17,           /* elements of a block's input tile, at most, if the second cache is large */
     LEAST_PIXELS = 48,              /* of a block: with fewer, reading filters takes longer than multiplying */
     LEAST_ACROSS = 2,               /* output pixels in a row, or tiles are too low */
-    LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
-    LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
+    LEAST_STEPS = 8,                /* of k, or turning results takes longer than it gains; … */
+    LEAST_DEAR_STEPS = 64,          /* … of windows of one tap, and of vectors of 16 lanes (measured) */
     LINE = 16,                      /* elements of a line of the cache */
     PANEL = 6144                    /* elements that a panel takes of the first cache, at most: half of it */
 };
@@ -144,12 +144,13 @@ static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases 
 bool tn_conv_nhwc_fits(const tn_conv_args *a) {
     nhwc_nhwc t;
     const bool blocks = a->x_blocks || a->y_blocks;
-    const int64_t unit = pooled_rows(a), least = a->quads || blocks ? LEAST_QUADS : LEAST_DEPTH;
+    const bool turns = !a->quads && !blocks, one_tap = a->kernel[0] * a->kernel[1] == 1;
+    const bool dear = turns && (one_tap || tn_conv_vec()->tiles->lanes == MOST_LANES);
+    const int64_t unit = pooled_rows(a), least = dear ? LEAST_DEAR_STEPS : LEAST_STEPS;
     if ((a->out_size[1] < LEAST_ACROSS && !a->rounding) || unit * a->out_size[1] > MOST_PIXELS) return false;
     if (a->batch > 1 && a->out_size[0] % unit != 0) return false;
     if (a->channels * a->kernel[0] * a->kernel[1] < least && !a->rounding) return false;
     plan_nhwc(&t, a, NULL);
-    const bool one_tap = a->kernel[0] * a->kernel[1] == 1;
     const int64_t columns = round_up(a->out_channels, one_tap ? t.tiles->lanes : t.panel);
     bool full = a->rounding          ? true
                 : a->quads || blocks ? columns <= 2 * a->out_channels
