@@ -33,8 +33,9 @@ static const char help_text[] =
     "  --parts N             digits, chars: parts per batch (default: one per device of each process); the bits of "
     "the\n"
     "                        results depend on the number of parts, not on the devices and processes\n"
-    "  --zero 0|1|2          digits, chars: stage of ZeRO: what is divided among the processes: 1: optimizer state;\n"
-    "                        2: gradients too; the bits of the results stay the same (0)\n"
+    "  --zero 0|1|2|3        digits, chars: stage of ZeRO: what is divided among the processes: 1: optimizer state;\n"
+    "                        2: gradients too; 3: parameters too (on the CPU, one part each); the bits of the results\n"
+    "                        stay the same (0)\n"
     "  --tensor-parallel     chars: the processes divide the layers instead of the batches: each keeps a part of the\n"
     "                        heads and hidden features; a checkpoint fits any number of processes\n"
     "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
@@ -392,7 +393,8 @@ static tn_status share_begin(void *ctx, tn_device *device, void **out) {
     int64_t loaded = 0;
     int code = load_training(r, &loaded);
     if (code != CLI_OK) return give_code(r, code);
-    if (r->options->zero) status = tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group);
+    if (r->options->zero && !r->options->team->divides)
+        status = tn_optimizer_shard(checkpoint_of(r).optimizer, r->options->team->group);
     if (status != TN_OK) return status;
     if (r->shows) return TN_OK; /* on a further device: a copy of the state follows */
     r->first = r->step = loaded;
@@ -458,14 +460,16 @@ static tn_status share_finish(void *ctx, void *self) {
                 cli_stopped() ? cli_stop_signal() : "a signal to another process", (long long)r->step,
                 r->options->save ? "; saving" : "");
     r->optimizer_bytes = tn_optimizer_state_bytes(checkpoint_of(r).optimizer);
+    train_note_peak(r->options->team);
     tn_status status = r->options->save ? save_training(r) : TN_OK;
     if (status != TN_OK) return status;
     if (report_write(&r->report, true) != TN_OK) return give_code(r, cli_failed());
     cli_stop_end(); /* what a signal could lose is saved */
     if (r->log && fflush(r->log) != 0)
         return give_code(r, cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno)));
-    if (r->options->memory) train_lift_limit(r->options->team);
-    if (!r->stopped) status = r->task->measure(((share *)self)->self, &metric);
+    bool divided = r->options->zero == 3 && r->options->team->divides;
+    if (divided && !r->stopped) status = tn_module_join(checkpoint_of(r).model, NULL);
+    if (!r->stopped && status == TN_OK) status = r->task->measure(((share *)self)->self, &metric);
     if (status != TN_OK) return status;
     put_result(r, metric, r->options->team->devices[0]);
     if (r->stopped || r->options->common.json || !r->task->show) return TN_OK;
@@ -580,7 +584,7 @@ static const cli_option own_options[] = {
     CLI_NAME("devices", 0, train_options, devices),
     CLI_INT("parts", 0, train_options, parts, 1, 256),
     CLI_ONE_OF("amp", 0, train_options, amp, "f16|bf16"),
-    CLI_INT("zero", 0, train_options, zero, 0, 2),
+    CLI_INT("zero", 0, train_options, zero, 0, 3),
     CLI_FLAG("tensor-parallel", 0, train_options, tensor_parallel),
     CLI_BYTES("memory", 0, train_options, memory, 1, INT64_MAX),
     CLI_NAME("data", 0, train_options, data),

@@ -12,8 +12,8 @@ typedef struct train_team {
     tn_device *devices[TRAIN_MOST_DEVICES];
     int count;
     tn_group *group;     /* of the processes that a launcher started */
-    tn_group *divides;   /* the same, if they divide the layers; otherwise NULL */
-    int64_t memory_peak; /* of the steps, with --memory */
+    tn_group *divides;   /* the same, if they divide the layers or parameters; otherwise NULL */
+    int64_t memory_peak; /* of the steps, with --memory or several processes */
     tn_data_parallel_options options;
 } train_team;
 
@@ -28,7 +28,8 @@ typedef struct train_options {
     const char *policy;   /* cartpole: mlp, lstm */
     const char *devices;  /* names with commas between; NULL: the one of `common` */
     int64_t parts;        /* of a batch; 0: one per device of each process */
-    int64_t zero;         /* stage of ZeRO, divided among processes: 1: optimizer state; 2: gradients too; 0: nothing */
+    int64_t zero;         /* stage of ZeRO, divided among processes: 1: optimizer state; 2: gradients too; 3: parameters
+                           * too; 0: nothing */
     bool tensor_parallel; /* processes divide the layers, not the batches */
     int64_t memory;       /* that steps may take on the device, in bytes; 0: no limit */
     const char *amp;      /* f16, bf16; NULL: everything in f32 */
@@ -89,12 +90,14 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
 void train_close(train_team *team);
 /* Another device holds the model from now on. */
 void train_replace(train_team *team, tn_device *device);
+/* A complete model, before its optimizer is made: divides its parameters among the processes with --zero 3. */
+tn_status train_divide(const train_options *o, tn_module *root);
 /* What a task computes its batches with. */
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
 void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
 void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
-/* After the steps, for which --memory is: notes their peak. */
-void train_lift_limit(train_team *team);
+/* After the steps, for which --memory is: notes their peak; removes the limit. */
+void train_note_peak(train_team *team);
 /* Members `memory_limit`, `memory_peak`, `recomputes`, `parts` of a run with --memory; a line. */
 void train_memory_json(cli_json *j, const train_options *o, const tn_data_parallel *all);
 void train_memory_text(FILE *to, const train_options *o, const tn_data_parallel *all);

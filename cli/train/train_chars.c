@@ -111,7 +111,7 @@ static tn_tensor *causal_mask(void) {
     return tn_from_data(mask, (int64_t[]){CONTEXT, CONTEXT}, 2, TN_F32);
 }
 
-static tn_status build_chars(chars *c) {
+static tn_status build_chars(chars *c, const train_options *all) {
     tn_nn_encoder_options block = TN_NN_ENCODER_DEFAULTS;
     block.norm_first = true;
     block.group = c->divides;
@@ -129,7 +129,7 @@ static tn_status build_chars(chars *c) {
     tn_nn_layer_norm(c->root, "norm", FEATURES, NULL);
     tn_nn_linear(c->root, "head", FEATURES, c->vocabulary, true);
     c->mask = causal_mask();
-    TRY(tn_module_status(c->root));
+    TRY(train_divide(all, c->root));
     TRY(tn_eval(&c->mask, 1));
     return tn_optimizer_adamw(c->root, &adam, &c->optimizer);
 }
@@ -170,9 +170,9 @@ static tn_status chars_begin(const train_options *o, void **self) {
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
     c->amp = train_amp_dtype(o);
-    c->divides = o->team->divides;
+    c->divides = o->tensor_parallel ? o->team->divides : NULL;
     TRY(load_text(o->data, c));
-    TRY(build_chars(c));
+    TRY(build_chars(c, o));
     TRY(train_amp_prepare(o, c->optimizer));
     return train_share(o, c->root, &c->all);
 }

@@ -54,7 +54,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
     char *names = o->devices ? strdup(o->devices) : NULL, *rest = names;
     int code = CLI_OK, named = 1;
     char own[64];
-    if (o->tensor_parallel && tn_group_size(team->group) > 1) common.device = "cpu";
+    if ((o->tensor_parallel || o->zero == 3) && tn_group_size(team->group) > 1) common.device = "cpu";
     if (o->devices && !names) {
         (void)cli_fail(TN_ERR_MEMORY, "out of memory");
         return CLI_FAILED;
@@ -71,7 +71,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         code = CLI_USAGE;
     }
     team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
-    if (o->tensor_parallel) team->divides = team->group;
+    if (o->tensor_parallel || o->zero == 3) team->divides = team->group;
     team->options.group = o->tensor_parallel ? NULL : team->group;
     team->options.parts = o->parts ? (int)o->parts : named * tn_group_size(team->options.group);
     team->options.shard_gradients = o->zero == 2;
@@ -99,6 +99,11 @@ void train_replace(train_team *team, tn_device *device) {
     team->devices[0] = opened;
 }
 
+tn_status train_divide(const train_options *o, tn_module *root) {
+    TRY(tn_module_status(root));
+    return o->zero == 3 ? tn_module_shard(root, o->team->group) : TN_OK;
+}
+
 tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out) {
     return tn_data_parallel_new(root, o->team->devices, o->team->count, &o->team->options, out);
 }
@@ -121,7 +126,7 @@ void train_devices_text(FILE *to, const tn_data_parallel *all) {
 
 /* ---- a limit of memory ------------------------------------------------------------------------------------------- */
 
-void train_lift_limit(train_team *team) {
+void train_note_peak(train_team *team) {
     tn_pool_stats s = {.struct_size = sizeof s};
     if (tn_device_get_pool_stats(team->devices[0], &s) == TN_OK) team->memory_peak = s.peak_bytes;
     (void)tn_device_set_pool_max(team->devices[0], 0);
@@ -182,9 +187,15 @@ static tn_status check_processes(const train_team *team, const train_options *o,
                                "%d processes were started, but %s is trained by one; start it without mpirun", size,
                                task->name);
     TRY(compare_options(team, o, task));
-    if (o->tensor_parallel && strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0)
+    const char *divides = o->tensor_parallel ? "--tensor-parallel" : o->zero == 3 ? "--zero 3" : NULL;
+    if (divides && strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s divides parameters on the CPU only; leave out --device %s",
+                               divides, device);
+    if (o->zero == 3 && (o->devices || (o->parts && o->parts != size)))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "--tensor-parallel divides layers on the CPU only; leave out --device %s", device);
+                               "--zero 3 requires one part of a batch and one device for each of the %d processes; "
+                               "leave out --parts and --devices",
+                               size);
     return TN_OK;
 }
 
@@ -215,9 +226,7 @@ tn_status train_any_stopped(tn_group *group, bool *stopped) {
 
 void train_processes_json(cli_json *j, const train_team *team, int64_t optimizer_bytes) {
     if (tn_group_size(team->group) == 1) return;
-    tn_pool_stats pool = {.struct_size = sizeof pool};
-    (void)tn_device_get_pool_stats(team->devices[0], &pool);
-    cli_json_write(j, "'pool_peak_bytes': %jd", pool.peak_bytes);
+    cli_json_write(j, "'pool_peak_bytes': %jd", team->memory_peak);
     cli_json_write(j, "'optimizer_bytes': %jd, 'processes': %d, 'group': %s, 'transport': %s, 'device_library': %s",
                    optimizer_bytes, tn_group_size(team->group), tn_group_library(team->group),
                    tn_group_backend(team->group), tn_group_device_library(team->group));

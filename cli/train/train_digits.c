@@ -144,14 +144,14 @@ static void build_cnn(tn_module *net) {
     tn_nn_linear(net, "7", 64, CLASSES, true);
 }
 
-static tn_status build_digits(digits *d) {
+static tn_status build_digits(digits *d, const train_options *all) {
     d->root = tn_module_root();
     d->net = tn_nn_sequential(d->root, "net");
     if (d->images)
         build_cnn(d->net);
     else
         build_mlp(d->net);
-    tn_status status = tn_module_status(d->root);
+    tn_status status = train_divide(all, d->root);
     tn_adam_options o = TN_ADAM_DEFAULTS;
     o.lr = LEARNING_RATE;
     return status == TN_OK ? tn_optimizer_adam(d->root, &o, &d->optimizer) : status;
@@ -184,7 +184,7 @@ static tn_status digits_begin(const train_options *o, void **self) {
     TRY(load_table(o->data, d));
     d->order = malloc((size_t)d->train.count * sizeof *d->order);
     if (!d->order) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    TRY(build_digits(d));
+    TRY(build_digits(d, o));
     TRY(train_amp_prepare(o, d->optimizer));
     return train_share(o, d->root, &d->all);
 }

@@ -157,6 +157,19 @@ TN_API tn_status tn_group_settle(tn_group *g, tn_status status);
 TN_API tn_tensor *tn_group_sum_forward(tn_group *g, const tn_tensor *x);
 TN_API tn_tensor *tn_group_sum_backward(tn_group *g, const tn_tensor *x);
 
+/* ---- parameters divided among the ranks -------------------------------------------------------------------------- */
+
+/* A tensor of which every rank keeps a part (nn.h, tn_module_shard), recorded as steps of an evaluation, which
+ * tn_group_settle must follow. All ranks must record the same in the same order, with the same shapes, between two
+ * calls of tn_group_settle. part: this rank's elements, on the cpu: of n elements on all ranks, rank r has those from
+ * r · p on, where p is n / ranks, rounded up; every part has p elements, so the last ones end with padding.
+ * Returns a new handle to the tensor of `shape`. It is gathered just before its first use and freed after the last one
+ * of the forward pass; the backward pass gathers it again. Its gradient: each rank gets its part of the sum over all
+ * ranks, added in their order. In a group of one process: part's value.
+ * Errors: TN_ERR_ARGUMENT; TN_ERR_SHAPE if part does not have p elements; TN_ERR_DEVICE.
+ * Source: Rajbhandari et al. 2020 (ZeRO, stage 3); torch.distributed.fsdp. */
+TN_API tn_tensor *tn_group_whole(tn_group *g, const tn_tensor *part, const int64_t *shape, int rank);
+
 #ifdef __cplusplus
 }
 #endif

@@ -163,6 +163,14 @@ struct tn_optimizer; /* optim.h */
  * ranks; TN_ERR_STATE if the variable is divided already. Divided variables exclude tn_optimizer_shard and the group
  * of tn_data_parallel_new on the same ranks (TN_ERR_UNSUPPORTED). */
 TN_API tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int dim, int64_t sections);
+/* Divides the parameters of m and its children among the ranks of a group (ZeRO, stage 3): each rank keeps an equal
+ * part of the elements of each parameter, and what an optimizer keeps for them. Rank 0's values are taken.
+ * tn_data_parallel_minimize with the same group gathers each parameter before a layer uses it (tn_group_whole), on the
+ * cpu, with one part of a batch on each rank; the bits are those of whole parameters. Elsewhere m must not compute
+ * before tn_module_join. Call it on all ranks, before an optimizer is made of m. The group must outlive m. In a group
+ * of one process it does nothing.
+ * Errors: TN_ERR_STATE if a parameter is divided already; those of tn_group_broadcast_tensor. */
+TN_API tn_status tn_module_shard(tn_module *m, tn_group *group);
 /* For checkpoints that fit any number of ranks. tn_module_join makes the divided variables of m and its children, and
  * what the optimizer (NULL: none) keeps for them, whole on every rank; tn_module_split makes them shares again. Between
  * the two m must not compute. All ranks must call them. To save: join, let rank 0 save, split. To load: join, load on

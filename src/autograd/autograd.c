@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "hal/hal.h"
 #include "ops/ops_common.h"
 #include "plan/passes.h"
 #include "tensor/graph.h"
@@ -227,23 +228,31 @@ static tn_node *given(tape *t, const region *g, tn_node *n) {
     return there || n->device != g->gate->device ? n : tn_b_gated(&t->build, n, g->gate);
 }
 
-/* The same operation on copies of the inputs; n itself if they are the same. */
-static tn_node *copy_node(tape *t, const region *g, tn_node *n) {
+/* The same operation on `in`; n itself if these are its inputs. */
+static tn_node *record_copy(tape *t, tn_node *n, tn_node **in) {
     tn_recorder *r = tn_recorder_here();
-    tn_node *in[TN_MAX_INPUTS];
     tn_attrs attrs = {.n_i = n->n_i, .n_f = n->n_f};
-    bool same = true;
-    for (int i = 0; i < n->n_in; i++) {
-        in[i] = n->in[i] ? copied(t, g, n->in[i]) : NULL;
-        same = same && in[i] == n->in[i];
-    }
-    if (same) return n;
+    if (memcmp(in, n->in, n->n_in * sizeof *in) == 0) return n;
     if (n->n_i) memcpy(attrs.i, n->i, n->n_i * sizeof *n->i);
     if (n->n_f) memcpy(attrs.f, n->f, n->n_f * sizeof *n->f);
     r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
     tn_node *copy = tn_b_op(&t->build, n->op, in, n->n_in, &attrs);
     r->varying = false;
     return copy;
+}
+
+static tn_node *copy_node(tape *t, const region *g, tn_node *n) {
+    tn_node *in[TN_MAX_INPUTS];
+    for (int i = 0; i < n->n_in; i++)
+        in[i] = n->in[i] ? copied(t, g, n->in[i]) : NULL;
+    return record_copy(t, n, in);
+}
+
+/* A parameter that is gathered from other processes is gathered again, after `gate`: an exchange of its own. */
+static tn_node *gather_again(tape *t, const tn_node *n, tn_node *gate) {
+    tn_group *group = (tn_group *)(intptr_t)n->i[TN_GROUP_WHOLE_GROUP];
+    return tn_b_group_whole(&t->build, n->in[0], gate, n->i[TN_GROUP_WHOLE_GROUP], n->i[TN_GROUP_WHOLE_RANKS],
+                            tn_group_next_number(group), n->shape, n->rank);
 }
 
 /* A composed node's value is that of its expansion, whose layout may be another. */
@@ -281,29 +290,76 @@ static tn_status make_copies(tape *t, region *g, tn_node *n) {
         if (depth > before) continue;
         depth--;
         TRY(note_copy(t, g, top,
-                      !inside          ? given(t, g, top)
-                      : top->expansion ? copy_of_expansion(t, g, top)
-                                       : copy_node(t, g, top)));
+                      top->op == TN_OP_GROUP_WHOLE ? gather_again(t, top, g->gate)
+                      : !inside                    ? given(t, g, top)
+                      : top->expansion             ? copy_of_expansion(t, g, top)
+                                                   : copy_node(t, g, top)));
     }
     return TN_OK;
 }
 
-/* n, or its copy if it was recorded in a region of TN_RECOMPUTE. dy: its gradient. */
+enum {
+    MOST_STEPS = 16,
+    WITH_GATHERED = -1 /* the region of what reads gathered parameters outside of other regions */
+};
+
+/* Whether n is a gathered parameter, or a view or cast of one: then steps[0] is n and the last of them is gathered. */
+static int steps_from_gathered(tn_node *n, tn_node **steps) {
+    for (int count = 0; n && count < MOST_STEPS; n = n->in[0]) {
+        steps[count++] = n;
+        if (n->op == TN_OP_GROUP_WHOLE) return count;
+        bool follows = ((n->flags & TN_NODE_VIEW) || tn_op_has(n, TN_FACT_CAST)) && !(n->flags & TN_NODE_LEAF);
+        if (!follows || n->n_in != 1) return 0;
+    }
+    return 0;
+}
+
+/* The parameter as it is in the backward pass. */
+static tn_status copy_gathered(tape *t, region *g, tn_node *const *steps, int count, tn_node *gate) {
+    for (int k = count; k-- > 0;) {
+        if (copied(t, g, steps[k])) continue;
+        tn_node *copy = k + 1 == count ? gather_again(t, steps[k], gate) : copy_node(t, g, steps[k]);
+        TRY(note_copy(t, g, steps[k], copy));
+    }
+    return TN_OK;
+}
+
+/* n on parameters that are gathered again after dy; n itself if it reads none. */
+static tn_status read_again(tape *t, tn_node *n, tn_node *dy, tn_node **out) {
+    tn_node *in[TN_MAX_INPUTS], *steps[MOST_STEPS];
+    for (int i = 0; i < n->n_in; i++) {
+        int count = steps_from_gathered(in[i] = n->in[i], steps);
+        region *g;
+        if (!count) continue;
+        TRY(region_of(t, WITH_GATHERED, dy, &g));
+        TRY(copy_gathered(t, g, steps, count, dy));
+        in[i] = copied(t, g, in[i]);
+    }
+    *out = n->n_in ? record_copy(t, n, in) : n;
+    return t->build.status;
+}
+
+static tn_status copy_in_region(tape *t, tn_node *n, tn_node *dy, tn_node **out) {
+    region *g;
+    if (n->op == TN_OP_GROUP_WHOLE) return TN_OK;
+    if (n->origin <= 0) return read_again(t, n, dy, out);
+    TRY(region_of(t, n->origin, dy, &g));
+    TRY(make_copies(t, g, n));
+    *out = copied(t, g, n);
+    return TN_OK;
+}
+
+/* n, or its copy if it was recorded in a region of TN_RECOMPUTE or reads gathered parameters. dy: its gradient. */
 static tn_status recomputed(tape *t, tn_node *n, tn_node *dy, const tn_node **out) {
-    *out = n;
-    if (n->origin <= 0) return TN_OK;
     tn_recorder *r = tn_recorder_here();
     bool no_grad = r->no_grad;
-    region *g;
-    TRY(region_of(t, n->origin, dy, &g));
+    tn_node *copy = n;
     r->no_grad = false; /* rules ask which inputs require gradients */
     r->origin = 0;
-    tn_status s = make_copies(t, g, n);
+    tn_status s = copy_in_region(t, n, dy, &copy);
     r->no_grad = no_grad;
-    TRY(s);
-    const tn_node *copy = copied(t, g, n);
-    if (copy->op == n->op && copy->n_in == n->n_in) *out = copy;
-    return TN_OK;
+    *out = s == TN_OK && copy->op == n->op && copy->n_in == n->n_in ? copy : n;
+    return s;
 }
 
 enum { FEW_INPUTS = 8 };

@@ -65,6 +65,8 @@ enum { TN_GROUP_POST_GROUP = 0, TN_GROUP_POST_RECEIVED = 1, TN_GROUP_POST_NUMBER
 enum { TN_GROUP_AWAIT_GROUP = 0 };
 enum { TN_GROUP_SUM_GROUP = 0, TN_GROUP_SUM_RANKS = 1, TN_GROUP_SUM_NUMBER = 2 };
 enum { TN_GROUP_SAME_GROUP = 0 };
+enum { TN_GROUP_WHOLE_GROUP = 0, TN_GROUP_WHOLE_RANKS = 1, TN_GROUP_WHOLE_NUMBER = 2, TN_GROUP_WHOLE_SHAPE = 3 };
+enum { TN_GROUP_PART_GROUP = 0, TN_GROUP_PART_RANKS = 1, TN_GROUP_PART_NUMBER = 2 };
 enum { TN_CAT_FEW_DIM = 0 };
 enum { TN_CAT_DIM = 0 };
 enum { TN_PAD_PADS = 0, TN_PAD_VALUE = 0 };
@@ -342,6 +344,9 @@ tn_node *tn_b_group_post(tn_build *b, tn_node *x, tn_node *after, tn_node *lengt
 tn_node *tn_b_group_await(tn_build *b, tn_node *received, tn_node *sent, tn_node *after, int64_t group);
 tn_node *tn_b_group_sum(tn_build *b, tn_node *x, int64_t group, int64_t ranks, int64_t number);
 tn_node *tn_b_group_same(tn_build *b, tn_node *x, int64_t group);
+tn_node *tn_b_group_whole(tn_build *b, tn_node *part, tn_node *gate, int64_t group, int64_t ranks, int64_t number,
+                          const int64_t *shape, int rank);
+tn_node *tn_b_group_part(tn_build *b, tn_node *x, int64_t group, int64_t ranks, int64_t number);
 tn_node *tn_b_rewritten(tn_build *b, tn_node *x, tn_node *value);
 tn_node *tn_b_detach(tn_build *b, tn_node *x);
 tn_node *tn_b_reshape(tn_build *b, tn_node *x, const int64_t *shape, int rank);

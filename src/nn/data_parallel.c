@@ -59,7 +59,8 @@ struct tn_data_parallel {
     bool shards_gradients;
     int *owners; /* of each variable's summed gradient, with shards_gradients */
     int64_t bucket_bytes;
-    bool overlaps; /* gradients are exchanged while the backward pass runs, in the evaluation of the part */
+    bool overlaps;          /* gradients are exchanged while the backward pass runs, in the evaluation of the part */
+    tn_division *divisions; /* of each variable, if this group divides the parameters (tn_module_shard); or NULL */
 };
 
 /* A part at work, and what it yields: the function's result; for each variable the parameter's gradient or the buffer's
@@ -119,6 +120,7 @@ void tn_data_parallel_free(tn_data_parallel *p) {
     free(p->totals);
     free(p->reports);
     free(p->owners);
+    free(p->divisions);
     tn_variables_free(p->variables);
     free(p->stand_ins);
     free(p->members);
@@ -138,6 +140,23 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
     return alone ? TN_OK : tn_queue_new(device, &m->queue);
 }
 
+/* Layers that the ranks divide exclude that they divide the batch, but not parameters that are gathered. */
+static tn_status take_divisions(tn_data_parallel *p, const tn_module *m) {
+    for (int i = 0; i < p->count; i++) {
+        tn_division d = tn_nn_division(m, p->variables[i].tensor);
+        if (!d.group) continue;
+        if (!d.elements || d.group != p->group)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "data parallel: %s is divided among the ranks (tn_module_divide), so they cannot "
+                                   "divide the batch as well; leave options.group NULL",
+                                   p->variables[i].name);
+        if (!p->divisions) p->divisions = calloc((size_t)p->count + 1, sizeof *p->divisions);
+        if (!p->divisions) return data_parallel_out_of_memory();
+        p->divisions[i] = d;
+    }
+    return TN_OK;
+}
+
 static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first) {
     TRY(tn_module_status(m));
     TRY(tn_module_variables(m, &p->variables, &p->count));
@@ -148,13 +167,7 @@ static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "data parallel: %s is on another device than %s; they must be on one device",
                                    p->variables[i].name, p->variables[0].name);
-    for (int i = 0; i < p->count && p->group; i++)
-        if (tn_nn_division(m, p->variables[i].tensor).group)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "data parallel: %s is divided among the ranks (tn_module_divide), so they cannot "
-                                   "divide the batch as well; leave options.group NULL",
-                                   p->variables[i].name);
-    return TN_OK;
+    return p->group ? take_divisions(p, m) : TN_OK;
 }
 
 static tn_status take_shares(tn_data_parallel *p, const double *shares) {
@@ -223,9 +236,15 @@ static tn_status join_group(tn_data_parallel *p, tn_status status) {
     p->reports = calloc((size_t)p->parts, sizeof *p->reports);
     p->owners = calloc((size_t)p->count + 1, sizeof *p->owners);
     if (status == TN_OK && (!p->totals || !p->reports || !p->owners)) status = data_parallel_out_of_memory();
+    p->ranks.sharded = p->divisions != NULL;
     TRY(tn_ranks_begin(&p->ranks, p->group, p->variables, p->count, p->parts, status));
     p->ranks.bucket_bytes = p->bucket_bytes ? p->bucket_bytes : usual_bucket_bytes(p);
     p->overlaps = tn_ranks_status(p->group, may_overlap(p) ? TN_OK : TN_ERR_UNSUPPORTED, "data parallel") == TN_OK;
+    if (p->divisions && (!p->overlaps || p->parts != tn_group_size(p->group)))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "data parallel: parameters divided by tn_module_shard require the cpu and one part for "
+                               "each of the %d ranks; there are %d parts",
+                               tn_group_size(p->group), p->parts);
     return TN_OK;
 }
 
@@ -295,9 +314,12 @@ static tn_status refresh(const tn_data_parallel *p, member *m) {
 static tn_status choose_stand_ins(const tn_data_parallel *p, const member *m) {
     tn_status status = TN_OK;
     for (int i = 0; i < p->count && status == TN_OK; i++) {
+        const tn_division *d = p->divisions ? &p->divisions[i] : NULL;
         p->stand_ins[i] = m->copies ? m->copies[i] : NULL;
-        if (p->variables[i].parameter) continue;
-        p->stand_ins[i] = tn_contiguous(m->copies ? m->copies[i] : p->variables[i].tensor);
+        if (p->variables[i].parameter && !d) continue;
+        p->stand_ins[i] = p->variables[i].parameter
+                              ? tn_group_whole(d->group, p->variables[i].tensor, d->shape, d->rank)
+                              : tn_contiguous(m->copies ? m->copies[i] : p->variables[i].tensor);
         status = tn_status_of(p->stand_ins[i]);
     }
     return status;
@@ -310,7 +332,7 @@ static void swap_all(const tn_data_parallel *p) {
 }
 
 static tn_tensor *leaf_of(const tn_data_parallel *p, int i) {
-    return p->stand_ins[i] ? p->stand_ins[i] : p->variables[i].tensor;
+    return p->stand_ins[i] && !p->divisions ? p->stand_ins[i] : p->variables[i].tensor;
 }
 
 static tn_status record_gradients(const call *c, work *w) {
@@ -600,10 +622,13 @@ static tn_status compute_own(call *c, tn_random_state start, const tn_part_repor
     int begin = tn_ranks_first_part(&p->ranks, tn_group_rank(p->group));
     tn_status status = TN_OK;
     bool fetches[MOST_PARTS] = {false};
+    if (p->divisions && !c->count)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch has fewer rows than there are ranks, which "
+                                                  "divide the parameters; leave it out");
     for (int i = 0; i < c->count && status == TN_OK; i++) {
         work *w = &c->works[i];
         tn_random_state from = {start.seed, start.offset + random_before(assumed, w->part.index)};
-        if (again && (w->random.offset == from.offset || !own[w->part.index - begin].random)) continue;
+        if (again && !p->divisions && (w->random.offset == from.offset || !own[w->part.index - begin].random)) continue;
         fetches[i] = true;
         w->random = from;
         status = compute_anywhere(c, w);
@@ -661,8 +686,14 @@ static tn_status evaluate_with_exchanges(call *c, const tn_rank_part *part, cons
     /* Nothing that is made of exchanges may be left for a later evaluation, which would repeat them. */
     tn_tensor *all = NULL, **targets = malloc(((size_t)p->count + 2) * sizeof *targets);
     tn_status status = targets ? TN_OK : data_parallel_out_of_memory();
-    if (status == TN_OK) status = tn_ranks_record(&p->ranks, part, c->count, has_rows, p->home, p->totals, &all);
+    if (status == TN_OK && !p->divisions)
+        status = tn_ranks_record(&p->ranks, part, c->count, has_rows, p->home, p->totals, &all);
     int n = 0;
+    for (int i = 0; i < p->count && p->divisions && w; i++) {
+        if (!p->variables[i].parameter) continue;
+        p->totals[i] = w->values[i]; /* the backward pass exchanges them */
+        w->values[i] = NULL;
+    }
     if (status == TN_OK && all) targets[n++] = all;
     if (status == TN_OK && w) targets[n++] = w->result;
     for (int i = 0; status == TN_OK && i < p->count; i++)
@@ -718,7 +749,9 @@ static tn_status minimize_in_group(call *c, tn_optimizer *o, int64_t rows, doubl
     if (status == TN_OK) status = compute_parts(c, rows);
     if (status == TN_OK) status = tn_ranks_agree(&p->ranks, exchange_totals(c, rows), NULL, NULL);
     o->gradients_divided = p->ranks.owners != NULL;
-    if (status == TN_OK) status = tn_ranks_agree(&p->ranks, tn_nn_step(o, gradient_of, write_buffers, c), NULL, NULL);
+    tn_status stepped = status == TN_OK ? tn_nn_step(o, gradient_of, write_buffers, c) : TN_OK;
+    if (p->divisions) stepped = tn_group_settle(p->group, stepped); /* also of exchanges that were only recorded */
+    if (status == TN_OK) status = tn_ranks_agree(&p->ranks, stepped, NULL, NULL);
     o->gradients_divided = false;
     free_tensors(p->totals, p->count);
     if (value) *value = 0;

@@ -46,19 +46,26 @@ static tn_status take_place(tn_tensor *t, tn_tensor *value) {
 
 /* t must be one of `ranks` shares; 1: the whole. */
 static tn_status check_share(const tn_division *d, const tn_tensor *t, int64_t ranks, const char *what) {
-    if (tn_size(t, d->dim) * ranks == d->whole) return TN_OK;
+    if (tn_size(t, d->dim) * ranks == d->whole && (!d->elements || tn_rank(t) == 1)) return TN_OK;
     return tn_backend_fail(TN_ERR_STATE, "%s: dim %d of a variable has extent %lld; it must be %lld", what, d->dim,
                            (long long)tn_size(t, d->dim), (long long)(d->whole / ranks));
 }
 
+/* What is divided: t, or all its elements and zeros. */
+static tn_tensor *divisible(const tn_division *d, tn_tensor *t) {
+    if (!d->elements) return t;
+    return tn_pad(tn_reshape(t, (int64_t[]){-1}, 1), (int64_t[]){0, d->whole - d->elements}, 2, 0);
+}
+
 tn_status tn_nn_split(const tn_division *d, tn_tensor *t) {
-    TRY(check_share(d, t, 1, "tn_module_split without tn_module_join"));
-    share s = share_of(d, t, false);
     TN_SCOPE;
     tn_tensor *value = NULL;
     {
         TN_NO_GRAD;
-        tn_tensor *all = tn_reshape(t, (int64_t[]){s.outer, tn_group_size(d->group), s.inner}, 3);
+        const tn_tensor *from = divisible(d, t);
+        TRY(check_share(d, from, 1, "tn_module_split without tn_module_join"));
+        share s = share_of(d, from, false);
+        tn_tensor *all = tn_reshape(from, (int64_t[]){s.outer, tn_group_size(d->group), s.inner}, 3);
         value = tn_contiguous(tn_reshape(tn_select(all, 1, tn_group_rank(d->group)), s.part, s.rank));
     }
     return take_place(t, value);
@@ -77,6 +84,7 @@ tn_status tn_nn_join(const tn_division *d, tn_tensor *t) {
         tn_tensor *part = tn_reshape(t, (int64_t[]){s.outer, s.inner}, 2);
         tn_tensor *all = tn_transpose(tn_group_all_gather_tensor(d->group, part), 0, 1);
         value = tn_contiguous(tn_reshape(tn_contiguous(all), s.whole, s.rank));
+        if (d->elements) value = tn_contiguous(tn_reshape(tn_slice(value, 0, 0, d->elements, 1), d->shape, d->rank));
     }
     return take_place(t, value);
 }

@@ -41,11 +41,14 @@ void tn_nn_linear_variables(tn_module *m, int64_t in_features, int64_t out_featu
 void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
 
 /* How a variable is divided among the ranks of a group: along `dim`, each of `sections` equal parts separately
- * (tn_module_divide). group NULL: not divided. */
+ * (tn_module_divide), or all its elements in order, then zeros (tn_module_shard). group NULL: not divided. */
 typedef struct tn_division {
     tn_group *group;
     int dim;
     int64_t sections, whole; /* whole: the extent of that dim on all ranks together */
+    int64_t elements;        /* of tn_module_shard: without the zeros; then rank and shape are the undivided tensor's */
+    int rank;
+    int64_t shape[TN_MAX_RANK];
 } tn_division;
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t); /* of a variable below m */
 /* divide.c. Replace t's value by this rank's share of it; by the whole, from the shares of all ranks, which all call

@@ -229,17 +229,56 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
     if (v->division.group)
         return tn_module_fail(m, tn_backend_fail(TN_ERR_STATE, "tn_module_divide: \"%s\" is divided", name));
     if (size == 1) return TN_OK;
-    v->division = (tn_division){group, dim, sections, tn_size(t, dim)};
+    v->division = (tn_division){.group = group, .dim = dim, .sections = sections, .whole = tn_size(t, dim)};
     return tn_module_fail(m, tn_nn_split(&v->division, v->tensor));
 }
 
-tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {
-    tn_division found = {NULL};
-    for (size_t i = 0; m && i < m->variable_count; i++)
-        if (m->variables[i].tensor == t) return m->variables[i].division;
-    for (size_t i = 0; m && i < m->child_count && !found.group; i++)
-        found = tn_nn_division(m->children[i], t);
+/* The first of the variables below m that stand for t. */
+static variable *variable_of(const tn_module *m, const tn_tensor *t) {
+    variable *found = NULL;
+    for (size_t i = 0; i < m->variable_count; i++)
+        if (m->variables[i].tensor == t) return &m->variables[i];
+    for (size_t i = 0; i < m->child_count && !found; i++)
+        found = variable_of(m->children[i], t);
     return found;
+}
+
+/* All ranks get rank 0's value. */
+static tn_status shard_variable(variable *v, tn_group *group) {
+    const tn_tensor *t = v->tensor;
+    int64_t elements = tn_numel(t), size = tn_group_size(group), whole = ((elements - 1) / size + 1) * size;
+    tn_division d = {.group = group, .sections = 1, .whole = whole, .elements = elements, .rank = tn_rank(t)};
+    if (d.rank) memcpy(d.shape, tn_shape(t), (size_t)d.rank * sizeof *d.shape);
+    TN_SCOPE;
+    tn_tensor *first = tn_group_broadcast_tensor(group, t, 0);
+    TRY(tn_status_of(first));
+    {
+        TN_NO_GRAD;
+        TRY(tn_status_of(tn_copy_(v->tensor, first)));
+    }
+    v->division = d;
+    return tn_nn_split(&v->division, v->tensor);
+}
+
+tn_status tn_module_shard(tn_module *m, tn_group *group) {
+    tn_variable *items = NULL;
+    int count = 0;
+    TRY(tn_nn_need(m, "tn_module_shard: the module"));
+    TRY(tn_nn_need(group, "tn_module_shard: the group"));
+    if (tn_group_size(group) == 1) return TN_OK;
+    tn_status status = tn_module_parameters(m, &items, &count);
+    for (int i = 0; i < count && status == TN_OK; i++)
+        if (tn_nn_division(m, items[i].tensor).group)
+            status = tn_backend_fail(TN_ERR_STATE, "tn_module_shard: %s is divided", items[i].name);
+    for (int i = 0; i < count && status == TN_OK; i++)
+        status = shard_variable(variable_of(m, items[i].tensor), group);
+    tn_variables_free(items);
+    return status;
+}
+
+tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {
+    const variable *v = m ? variable_of(m, t) : NULL;
+    return v ? v->division : (tn_division){NULL};
 }
 
 /* change: tn_nn_split or tn_nn_join. Every rank goes on after a failure, because the others wait for it. */

@@ -68,7 +68,8 @@ static tn_group *divided_group(const tn_optimizer *o) {
 }
 
 /* Sums of squares of the gradients, for clipping: one for each parameter that is whole on each rank, and one, added
- * over all ranks, for all divided ones together. Freed with free. */
+ * over all ranks, for all divided ones together. Gradients of sharded parameters are gathered one after the other, so
+ * that the sum has the bits of an undivided one. Freed with free. */
 static tn_status squares_of_ranks(const tn_optimizer *o, tn_group *group, tn_tensor ***squares) {
     tn_tensor *divided = NULL;
     int last = 0;
@@ -76,16 +77,19 @@ static tn_status squares_of_ranks(const tn_optimizer *o, tn_group *group, tn_ten
     if (!*squares) return tn_optim_out_of_memory();
     for (int i = 0; i < o->count; i++) {
         const tn_trained *v = &o->items[i];
-        tn_tensor *square = v->gradient ? tn_nn_sum_of_squares(v->gradient) : NULL;
-        if (square && v->division.group) {
+        const tn_division *d = &v->division;
+        tn_tensor *whole =
+            v->gradient && d->elements ? tn_group_whole(group, v->gradient, d->shape, d->rank) : v->gradient;
+        tn_tensor *square = whole ? tn_nn_sum_of_squares(whole) : NULL;
+        if (square && d->group && !d->elements) {
             divided = divided ? tn_add(divided, square) : square;
             last = i;
         } else {
             (*squares)[i] = square;
         }
     }
-    (*squares)[last] = tn_group_sum_forward(group, divided);
-    return tn_status_of((*squares)[last]);
+    if (divided) (*squares)[last] = tn_group_sum_forward(group, divided);
+    return divided ? tn_status_of(divided) : TN_OK;
 }
 
 /* squares: of the gradients of all ranks, if they are divided; otherwise NULL. */

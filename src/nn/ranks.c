@@ -182,6 +182,7 @@ static tn_status copy_all_from_first(tn_ranks *r) {
     tn_status status = tn_ranks_agree(r, block ? TN_OK : out_of_memory(), NULL, NULL);
     tn_status first = TN_OK;
     for (int i = 0; i < r->count && status == TN_OK; i++) {
+        if (r->sharded && r->variables[i].parameter) continue;
         tn_status one = copy_from_first(r, i, block);
         if (first == TN_OK) first = one;
     }
@@ -199,7 +200,7 @@ static tn_status take_random_state(tn_ranks *r) {
 tn_status tn_ranks_begin(tn_ranks *r, tn_group *group, const tn_variable *variables, int count, int parts,
                          tn_status status) {
     int size = tn_group_size(group);
-    *r = (tn_ranks){.group = group, .variables = variables, .count = count, .parts = parts};
+    *r = (tn_ranks){.group = group, .variables = variables, .count = count, .parts = parts, .sharded = r->sharded};
     r->most = (parts + size - 1) / size;
     r->report_bytes = sizeof(head) + (size_t)r->most * sizeof(tn_part_report);
     r->presence = calloc((size_t)count + 1, 1);

@@ -13,6 +13,7 @@ typedef struct tn_ranks {
     int most;                /* parts of a rank at most */
     int64_t rows;            /* of the batch; must be the same on all ranks */
     int64_t bucket_bytes;    /* of gradients that are exchanged at once, unless one is larger */
+    bool sharded;            /* each rank has its own part of each parameter: rank 0's are not copied */
     const int *owners;       /* of each variable: the rank that keeps its summed gradient; NULL: all do */
     unsigned char *presence; /* TN_HAS_… of each variable in this step, as the owner of the first part has it */
     char *reports, *report;  /* of all ranks; this rank's */

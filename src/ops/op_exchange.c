@@ -75,3 +75,62 @@ static tn_node *grad_group_same(tn_build *b, const tn_node *n, tn_node *dy) {
 }
 OP_CODE(group_same, .to_float = true, .infer = tn_infer_float, .compose = compose_group_same,
         .grad_first = grad_group_same);
+
+/* ---- tensors of which each rank keeps a part --------------------------------------------------------------------- */
+
+static int64_t numel_of(const tn_node *n, int64_t ranks, int64_t *piece) {
+    int64_t all = tn_node_numel(n);
+    *piece = (all + ranks - 1) / ranks;
+    return all;
+}
+
+/* group_whole(part, gate, group, ranks, number, shape): the tensor whose elements all ranks keep in equal parts, in the
+ * order of the ranks; the last ones end with padding. gate: computed before, not read. The planner computes it just
+ * before its first use, and the backward pass computes it again (autograd.c), so that it is kept by neither. */
+static tn_status infer_group_whole(tn_infer *c) {
+    const int64_t *i = c->attrs->i;
+    c->dtype = (tn_dtype)c->in[0]->dtype;
+    c->rank = (int)i[TN_GROUP_WHOLE_SHAPE];
+    for (int d = 0; d < c->rank; d++)
+        c->shape[d] = i[TN_GROUP_WHOLE_SHAPE + 1 + d];
+    return TN_OK;
+}
+static tn_node *compose_group_whole(tn_build *b, const tn_node *n) {
+    int64_t size = n->i[TN_GROUP_WHOLE_RANKS], piece, all = numel_of(n, size, &piece);
+    tn_node *part = tn_b_row_major(b, n->in[0]);
+    tn_node *posted = tn_b_group_post(b, part, n->in[1], NULL, n->i[TN_GROUP_WHOLE_GROUP], size * piece,
+                                      2 * n->i[TN_GROUP_WHOLE_NUMBER]);
+    tn_node *complete = tn_b_group_await(b, posted, part, NULL, n->i[TN_GROUP_WHOLE_GROUP]);
+    tn_node *whole = tn_b_slice(b, tn_b_gated(b, posted, complete), 0, 0, all, 1);
+    return tn_b_reshape(b, whole, n->shape, n->rank);
+}
+static tn_node *grad_group_whole(tn_build *b, const tn_node *n, tn_node *dy) {
+    tn_group *g = (tn_group *)(intptr_t)n->i[TN_GROUP_WHOLE_GROUP];
+    return tn_b_group_part(b, dy, (int64_t)(intptr_t)g, tn_group_size(g), tn_group_next_number(g));
+}
+OP_CODE(group_whole, .facts = TN_FACT_WHOLE, .infer = infer_group_whole, .compose = compose_group_whole,
+        .grad_first = grad_group_whole, .keeps_half = true);
+
+/* group_part(x, group, ranks, number): this rank's part of the sum of x over all ranks. */
+static tn_status infer_group_part(tn_infer *c) {
+    c->dtype = (tn_dtype)c->in[0]->dtype;
+    c->rank = 1;
+    (void)numel_of(c->in[0], c->attrs->i[TN_GROUP_PART_RANKS], &c->shape[0]);
+    return TN_OK;
+}
+static tn_node *compose_group_part(tn_build *b, const tn_node *n) {
+    int64_t size = n->i[TN_GROUP_PART_RANKS], piece, all = numel_of(n->in[0], size, &piece);
+    tn_node *flat = tn_b_reshape(b, n->in[0], &all, 1);
+    if (all < size * piece) flat = tn_b_pad(b, flat, (int64_t[]){0, size * piece - all}, 2, 0);
+    flat = tn_b_row_major(b, flat);
+    tn_node *pieces = received_of(b, flat, n->i[TN_GROUP_PART_GROUP], size * piece, 2 * n->i[TN_GROUP_PART_NUMBER]);
+    return add_pieces_of_ranks(b, pieces, size, piece);
+}
+static tn_node *grad_group_part(tn_build *b, const tn_node *n, tn_node *dy) {
+    tn_group *g = (tn_group *)(intptr_t)n->i[TN_GROUP_PART_GROUP];
+    const tn_node *x = n->in[0];
+    return tn_b_group_whole(b, dy, NULL, (int64_t)(intptr_t)g, tn_group_size(g), tn_group_next_number(g), x->shape,
+                            x->rank);
+}
+OP_CODE(group_part, .infer = infer_group_part, .compose = compose_group_part, .grad_first = grad_group_part,
+        .keeps_half = true);

@@ -213,3 +213,25 @@ tn_tensor *tn_group_sum_backward(tn_group *g, const tn_tensor *x) {
     tn_attrs attrs = {.n_i = 1, .i = {(int64_t)(intptr_t)g}};
     return summed(g, x, "tn_group_sum_backward", TN_OP_GROUP_SAME, &attrs);
 }
+
+/* ---- parameters divided among the ranks -------------------------------------------------------------------------- */
+
+tn_tensor *tn_group_whole(tn_group *g, const tn_tensor *part, const int64_t *shape, int rank) {
+    tn_status s = check_step(g, part, "tn_group_whole");
+    if (s == TN_OK && rank > 0) s = tn_need(shape, "tn_group_whole: shape");
+    if (s == TN_OK && (rank < 0 || rank > TN_MAX_RANK))
+        s = tn_fail(TN_ERR_SHAPE, "tn_group_whole: rank %d; must be 0 to %d", rank, TN_MAX_RANK);
+    int64_t size = tn_group_size(g), all = 1;
+    tn_attrs attrs = {.n_i = (uint8_t)(4 + rank), .i = {(int64_t)(intptr_t)g, size, 0, rank}};
+    for (int d = 0; s == TN_OK && d < rank; d++) {
+        attrs.i[4 + d] = shape[d];
+        all = shape[d] > 0 && all <= INT64_MAX / shape[d] ? all * shape[d] : 0;
+    }
+    if (s == TN_OK && (all == 0 || (all - 1) / size + 1 != tn_numel(part)))
+        s = tn_fail(TN_ERR_SHAPE,
+                    "tn_group_whole: a part has %lld elements; it must be the %lldth part of all, rounded up",
+                    (long long)tn_numel(part), (long long)size);
+    if (s != TN_OK) return tn_tensor_error(s);
+    attrs.i[2] = tn_group_next_number(g);
+    return tn_record(TN_OP_GROUP_WHOLE, (const tn_tensor *[]){part, NULL}, 2, &attrs);
+}

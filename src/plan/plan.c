@@ -56,7 +56,8 @@ static bool exchanges(const tn_graph_plan *g, int group) {
     return tn_op_has(g->values[g->groups[group].lead].node, TN_FACT_EXCHANGE);
 }
 
-/* Exchanges run as early as possible: the rest is computed meanwhile, and what they have sent is freed sooner. */
+/* Exchanges run as early as possible: the rest is computed meanwhile, and what they have sent is freed sooner. But if
+ * parameters are gathered, they run in order: otherwise all would be gathered first. */
 static tn_status topological_order(tn_graph_plan *g) {
     int count = (int)g->group_count;
     int *room = tn_scratch_take(&g->scratch, (size_t)(3 * count) * sizeof *room);
@@ -67,7 +68,7 @@ static tn_status topological_order(tn_graph_plan *g) {
         by_member[i] = count - 1 - i;
     sort_by_last_member(g, by_member, count);
     g->fusion.stamp++;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && !g->fusion.gathers; i++)
         if (exchanges(g, by_member[i])) order_visit(g, &w, by_member[i]);
     for (int i = 0; i < count; i++)
         order_visit(g, &w, by_member[i]);

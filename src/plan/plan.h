@@ -276,6 +276,7 @@ typedef struct tn_graph_plan {
         int64_t work;        /* values and groups looked at, each round and search counted */
         bool counts_buffers; /* … of each group, since one had too many */
         bool trains;         /* some value requires gradients */
+        bool gathers;        /* other processes keep parts of parameters: exchanges run in the recording's order */
         bool recomputes;     /* there are regions of TN_RECOMPUTE: memory comes before speed */
     } fusion;
     struct {                  /* lower.c */

@@ -362,21 +362,22 @@ static const tn_node *needed_node(const tn_graph_plan *g, size_t i) {
     return g->binding->scratch.marks[i] & TN_MARK_NEEDED ? g->binding->recorder->pending[i] : NULL;
 }
 
-static bool has_gate(const tn_graph_plan *g) {
+static bool has_fact(const tn_graph_plan *g, uint32_t fact) {
     for (size_t i = 0; i < g->pending_before; i++) {
         const tn_node *n = needed_node(g, i);
-        if (n && tn_op_has(n, TN_FACT_GATE)) return true;
+        if (n && tn_op_has(n, fact)) return true;
     }
     return false;
 }
 
 /* Values in the order of the recording: a weight's gradient follows the gradient that it is made of, whose memory is
- * then free, and does not wait for the weight's update. */
+ * then free, and does not wait for the weight's update. What is gathered from other processes waits for its user. */
 static tn_status walk_in_order(tn_graph_plan *g, walk_stack *stack) {
     tn_status s = TN_OK;
     int id = -1;
     for (size_t i = 0; i < g->pending_before && s == TN_OK; i++)
-        if (needed_node(g, i)) s = walk_from(g, stack, needed_node(g, i), &id);
+        if (needed_node(g, i) && !tn_op_has(needed_node(g, i), TN_FACT_WHOLE))
+            s = walk_from(g, stack, needed_node(g, i), &id);
     return s;
 }
 
@@ -410,7 +411,8 @@ static tn_status note_product_reads(tn_graph_plan *g) {
 tn_status tn_values_make(tn_graph_plan *g) {
     walk_stack stack = {0};
     tn_status s = TN_OK;
-    g->fusion.recomputes = has_gate(g);
+    g->fusion.gathers = has_fact(g, TN_FACT_WHOLE);
+    g->fusion.recomputes = has_fact(g, TN_FACT_GATE) || g->fusion.gathers;
     if (g->fusion.recomputes) s = walk_in_order(g, &stack);
     for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
         int id = -1;

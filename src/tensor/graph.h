@@ -243,6 +243,7 @@ enum {
     TN_FACT_SORTS = 1 << 17,          /* its composition sorts, which is slow on devices that are processors */
     TN_FACT_GATE = 1 << 21,           /* a view that is computed after its second input: recomputing begins there */
     TN_FACT_EXCHANGE = 1 << 22,       /* with other processes: runs as early as it can */
+    TN_FACT_WHOLE = 1 << 23,          /* gathered from other processes: computed just before each use, and not kept */
     TN_FACT_CONV_FORWARD = 1 << 18,
     TN_FACT_CONV_DGRAD = 1 << 19,
     TN_FACT_CONV_WGRAD = 1 << 20,

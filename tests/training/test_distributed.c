@@ -166,6 +166,67 @@ static const char *divided_layers(tn_group *g) {
     return NULL;
 }
 
+enum { SHARD_ROWS = 6, SHARD_IN = 5, SHARD_INNER = 7, SHARD_STEPS = 3 };
+
+static tn_tensor *loss_of_shards(void *ctx, const tn_part *part) {
+    float data[SHARD_ROWS * SHARD_IN];
+    for (int i = 0; i < SHARD_ROWS * SHARD_IN; i++)
+        data[i] = (float)(i % 11) * 0.25f - 1;
+    tn_tensor *x = tn_part_rows(part, tn_from_data(data, TN_DIMS(SHARD_ROWS, SHARD_IN), TN_F32));
+    return tn_mean(tn_square(tn_sub(tn_forward(ctx, x), x)), TN_ALL, false);
+}
+
+/* Steps of a small network, with parameters that the ranks divide or, without a group, whole; joined at the end. */
+static const char *train_in_shards(tn_group *g, bool recomputes, tn_module **out, double *loss) {
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    tn_optimizer *o;
+    tn_data_parallel *p;
+    adam.max_grad_norm = 0.05;
+    options.parts = 2;
+    options.group = g;
+    tn_manual_seed(g ? 6 + (uint64_t)tn_group_rank(g) : 6); /* rank 0's values are taken */
+    *out = tn_module_root();
+    tn_module *net = tn_nn_sequential(*out, "net");
+    tn_nn_linear(net, "0", SHARD_IN, SHARD_INNER, true);
+    tn_nn_layer_norm(net, "1", SHARD_INNER, NULL);
+    tn_nn_function(net, "2", tn_tanh);
+    tn_nn_linear(net, "3", SHARD_INNER, SHARD_IN, true);
+    if (g && tn_module_shard(*out, g) != TN_OK) return tn_error();
+    if (g && tn_numel(tn_module_variable(net, "0.weight")) != (SHARD_IN * SHARD_INNER + 1) / 2) return "a part's size";
+    if (tn_optimizer_adam(*out, &adam, &o) != TN_OK || tn_data_parallel_new(*out, &cpu, 1, &options, &p) != TN_OK)
+        return tn_error();
+    bool before = tn_set_auto_recompute(recomputes);
+    for (int i = 0; i < SHARD_STEPS; i++)
+        if (tn_data_parallel_minimize(p, o, SHARD_ROWS, loss_of_shards, net, &loss[i]) != TN_OK) return tn_error();
+    (void)tn_set_auto_recompute(before);
+    if (g && tn_data_parallel_minimize(p, o, 1, loss_of_shards, net, loss) == TN_OK) return "a rank without rows";
+    if (tn_module_join(*out, o) != TN_OK) return tn_error();
+    tn_data_parallel_free(p);
+    tn_optimizer_free(o);
+    return NULL;
+}
+
+/* Training with divided parameters has the bits of one process with as many parts. */
+static const char *divided_parameters(tn_group *g) {
+    double loss[3][SHARD_STEPS];
+    tn_module *root[3];
+    for (int k = 0; k < 3; k++) {
+        const char *wrong = train_in_shards(k ? g : NULL, k == 2, &root[k], loss[k]);
+        if (wrong) return wrong;
+        if (memcmp(loss[k] + 1, loss[0] + 1, sizeof loss[0] - sizeof loss[0][0]) != 0) return "losses of shards";
+    }
+    static const char *const names[] = {"net.0.weight", "net.0.bias", "net.1.weight", "net.1.bias", "net.3.weight"};
+    for (size_t i = 0; i < 2 * TN_COUNT(names); i++) {
+        const char *name = names[i / 2];
+        if (apart(tn_module_variable(root[0], name), tn_module_variable(root[1 + i % 2], name)) != 0) return name;
+    }
+    for (int k = 0; k < 3; k++)
+        tn_module_free(root[k]);
+    return NULL;
+}
+
 /* Ranks that run other exchanges than each other find out. */
 static const char *other_exchanges(tn_group *g, int rank) {
     tn_tensor *x = tn_ones(TN_DIMS(2), TN_F32), *unused = rank ? tn_group_sum_forward(g, x) : NULL;
@@ -213,6 +274,7 @@ static const char *exchange_tensors(int rank) {
     if (tn_status_of(tn_group_all_to_all_tensor(g, x)) != TN_ERR_SHAPE) wrong = "a wrong first extent";
     if (!wrong) wrong = one_rank_has_no_memory(g, rank);
     if (!wrong) wrong = divided_layers(g);
+    if (!wrong) wrong = divided_parameters(g);
     if (!wrong) wrong = other_exchanges(g, rank);
     if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
