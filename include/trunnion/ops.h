@@ -1275,7 +1275,7 @@ TN_API tn_tensor *tn_conv2d(const tn_tensor *x, const tn_tensor *weight, const t
 
 /* cross-correlation of bytes, in i32: exact, modulo 2^32. Images [batch, channels, height, width] and filters [out,
  * channels / groups, kernel height, kernel width] are i8 or u8, each their own; padding is rows above, columns
- * before, rows below, columns behind, each of them `outside` (a zero point). Processors that add up four products of
+ * before, rows below, columns after, each of them `outside` (a zero point). Processors that add up four products of
  * bytes at once take u8 images and i8 filters fastest.
  * Dtypes: i8, u8 → i32. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_int_conv2d_options {
@@ -1381,7 +1381,7 @@ TN_API tn_tensor *tn_adaptive_avg_pool2d(const tn_tensor *x, const int64_t outpu
 TN_API tn_tensor *tn_embedding(const tn_tensor *index, const tn_tensor *weight);
 
 /* Rotary position embedding: each pair of x [..., positions, features] is turned by an angle whose cosine and sine
- * are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features behind 2·half stay.
+ * are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features after 2·half stay.
  * Source: Su et al. 2021.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_rope_options {
@@ -1466,11 +1466,11 @@ TN_API tn_tensor *tn_gru_steps(const tn_tensor *from_x, const tn_tensor *weight,
  * Dtypes: the result is dtype. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
 
-/* Products of which each row has a matrix of its own, as in mixtures of experts: result [tokens, choices, out], of
- * which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j]. x [tokens, in] or [tokens,
- * choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks (then x is rounded as in
- * linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights of experts that
- * nobody chose are not read. No gradient.
+/* a product in which each row chooses its matrix, as in mixtures of experts: result [tokens, choices, out], of which
+ * row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j]. x [tokens, in] or [tokens, choices, in]
+ * in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks (then x is rounded as in linear),
+ * chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights of experts that nobody chose
+ * are not read. No gradient.
  * Dtypes: f32 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_linear_experts(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen);
 
