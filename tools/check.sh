@@ -59,8 +59,9 @@ export -f amount
 # The tests that run threads against each other; each is built and run under the thread sanitizer.
 threaded=$(find tests -name test_base.c -o -name 'test_*thread*.c' | sed 's|.*/||; s|\.c$||' | sort -u | tr '\n' ' ')
 
-# Suites that keep all processors busy, or measure time or memory, and so run alone. Of the others, up to JOBS + 1 run at
-# the same time, since they wait for servers, files and each other's builds: put rows next to each other, the longest first.
+# Suites that keep all processors busy, or measure time or memory, and so run alone. Of the others, up to JOBS + 2 run at
+# the same time, since they wait for servers, files and each other's builds: put rows next to each other, the longest
+# first. `sanitized` only compiles for asan and fuzz, with a low priority, while the others wait.
 alone=" setup unit signals asan fuzz tsan
     cross web bare onnx-all rendered-all asan-full tsan-full unit-full programs signals-all certified devwork memory serve-load
     gpu-report-all doubles-all llama fuzz-long mutated "
@@ -80,6 +81,7 @@ digits    | check     | 600 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/text/smollm2.py --or-skip
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
 signals   | check     | 360 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
+sanitized | check     | 900 | nice tools/build.sh $BUILD-asan all_tests $asan
 webgpu    | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
 vulkan    | check     | 480 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
 doubles   | check     | 600 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
@@ -248,7 +250,7 @@ trap 'for name in $names; do cat "$logs/$name.log.pid" 2>/dev/null; done | xargs
 
 # Suites at the same time, if builds can wait for each other (tools/build.sh).
 beside=1 running=0 names=""
-command -v flock >/dev/null && [ "$JOBS" -gt 1 ] && beside=$((JOBS + 1))
+command -v flock >/dev/null && [ "$JOBS" -gt 1 ] && beside=$((JOBS + 2))
 while IFS='|' read -r name when budget command <&3; do
     name=$(trim "$name")
     [ -n "$name" ] || continue
