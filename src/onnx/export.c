@@ -575,6 +575,7 @@ static void leaf_head(const onnx_export *x, const onnx_leaf *l, tn_str *out) {
     tn_str_free(&t);
 }
 
+/* *out: freed with tn_mem_free; NULL after an error. */
 static tn_status read_leaf(const tn_node *n, void **out) {
     tn_dtype dtype = (tn_dtype)n->dtype;
     size_t bytes = tn_dtype_bytes(dtype, tn_node_numel(n));
@@ -590,7 +591,7 @@ static tn_status read_leaf(const tn_node *n, void **out) {
             s = TN_ERR_MEMORY;
     }
     if (s != TN_OK || decoded) tn_mem_free(raw);
-    *out = decoded ? decoded : raw;
+    *out = s != TN_OK ? NULL : decoded ? decoded : raw;
     if (s == TN_OK) tn_dtype_little_endian(decoded ? TN_F32 : dtype, *out, tn_node_numel(n));
     return s;
 }

@@ -371,6 +371,27 @@ static void failing_allocations_leave_no_file(void **state) {
     tn_module_free(t.root);
 }
 
+/* Each allocation while weights are written, also those that are decoded first. */
+static void failing_allocations_while_weights_are_written_are_clean(void **state) {
+    (void)state;
+    enum { ROWS = 2, WIDTH = 32, BLOCK = 34 };
+    const char *path = test_scratch("failing.onnx");
+    const uint8_t blocks[ROWS * BLOCK] = {0};
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(SHAPE(ROWS, WIDTH), TN_F32), *w = tn_from_data(blocks, SHAPE(ROWS, WIDTH), TN_Q8_0);
+    tn_tensor *bias = tn_ones(SHAPE(ROWS), TN_F32);
+    tn_status s = TN_ERR_MEMORY;
+    assert_ok(tn_eval((tn_tensor *[]){x, w, bias}, 3));
+    for (int64_t n = 1; s != TN_OK; n++) {
+        TN_SCOPE;
+        tn_named_tensor in = {"x", x}, out = {"y", tn_linear(x, w, bias)};
+        tn_mem_fail_at(n);
+        s = tn_onnx_export(path, &in, 1, &out, 1, NULL);
+        tn_mem_fail_at(0);
+        assert_true(s == TN_OK || s == TN_ERR_MEMORY);
+    }
+}
+
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
 static void what_cannot_be_exported_is_named(void **state) {
@@ -429,6 +450,7 @@ int main(void) {
         cmocka_unit_test(narrow_types_is_exported),
         cmocka_unit_test(what_cannot_be_exported_is_named),
         cmocka_unit_test(failing_allocations_leave_no_file),
+        cmocka_unit_test(failing_allocations_while_weights_are_written_are_clean),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
