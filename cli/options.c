@@ -212,20 +212,29 @@ static bool is_writing(const cli_option *o) {
     return false;
 }
 
-/* The places of the values that were given. */
+/* The options that were given, and the places of their values. */
 typedef struct places {
+    const cli_option *option[MOST_OWN + COMMON];
     const void *list[MOST_OWN + COMMON];
     int count;
 } places;
 
-/* Has this option been given before, or another one that sets the same value? Flags and options that collect their
- * values may be repeated. */
-static bool is_second(places *given, const cli_option *o, const void *place) {
-    if (!(needs_value(o) || o->kind == CLI_KIND_SET) || o->kind == CLI_KIND_EACH) return false;
+/* This option if it has been given before, or another one that sets the same value; else NULL. Flags and options that
+ * collect their values may be repeated. */
+static const cli_option *given_before(places *given, const cli_option *o, const void *place) {
+    if (!(needs_value(o) || o->kind == CLI_KIND_SET) || o->kind == CLI_KIND_EACH) return NULL;
     for (int i = 0; i < given->count; i++)
-        if (given->list[i] == place) return true;
+        if (given->list[i] == place) return given->option[i];
+    given->option[given->count] = o;
     given->list[given->count++] = place;
-    return false;
+    return NULL;
+}
+
+static void say_second(const cli_command *c, const cli_option *first, const cli_option *second) {
+    if (first == second)
+        (void)cli_wrong_usage(c, "--%s was given twice; remove one of the two", first->name);
+    else
+        (void)cli_wrong_usage(c, "--%s and --%s set the same value; remove one of the two", first->name, second->name);
 }
 
 /* The first of several names of an option. */
@@ -318,8 +327,9 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
         }
         bool shared = is_common(found);
         void *into = shared ? (void *)o : wishes;
-        if (is_second(&given, found, (char *)into + found->at) && !cli_fit_state.on) { /* fit appends its own values */
-            (void)cli_wrong_usage(c, "--%s was given twice; remove one of the two", first_name(own, found));
+        const cli_option *before = given_before(&given, found, (char *)into + found->at);
+        if (before && !cli_fit_state.on) { /* fit appends its own values */
+            say_second(c, before, found);
             return -1;
         }
         if (!cli_take(found, into, optarg)) {

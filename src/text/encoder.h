@@ -36,7 +36,7 @@ typedef enum encoder_table {
     TABLE_BUCKETS,       /* added to scores: a row for each distance, a column for each head */
     TABLE_RELATIVE,      /* a row for each distance, which queries and keys are compared with (DeBERTa); */
     TABLE_RELATIVE_NORM, /* and a norm of it with its bias */
-    TABLE_TASKS,         /* as TABLE_TYPES, where the file has it (ERNIE) */
+    TABLE_TASKS,         /* as TABLE_TYPES, if config.json says use_task_id (ERNIE) */
     TABLE_PROJECTION,    /* from the width of the tables to that of the layers, where the file has it */
     TABLE_LAST_NORM,     /* after the layers */
     TABLES
@@ -86,7 +86,7 @@ typedef struct encoder_config {
     int64_t layers, heads, hidden, intermediate, vocabulary, positions, types, buckets;
     int64_t stored;         /* layers with weights of their own: all, or one */
     int64_t embedding;      /* width of the tables */
-    bool projects, tasks;   /* the file has TABLE_PROJECTION, TABLE_TASKS */
+    bool projects, tasks;   /* TABLE_PROJECTION, TABLE_TASKS are used */
     int64_t span;           /* of TABLE_RELATIVE: rows for distances to one side; 0: none */
     double base;            /* of rope */
     int64_t first_position; /* of a text, in the table of positions */

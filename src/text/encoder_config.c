@@ -420,7 +420,7 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
 static tn_status check_weights(const hf_folder *f, encoder_config *c) {
     int64_t tasks;
     c->projects = has_table(f, c, TABLE_PROJECTION);
-    c->tasks = has_table(f, c, TABLE_TASKS);
+    c->tasks = c->family->tables[TABLE_TASKS] && tn_json_bool(tn_json_get(f->config, "use_task_id"), false);
     TRY(check_table(f, c, TABLE_WORDS, &c->vocabulary));
     bool types = c->family->tables[TABLE_TYPES] && tn_json_int(tn_json_get(f->config, "type_vocab_size"), 1) != 0;
     if (types) TRY(check_table(f, c, TABLE_TYPES, &c->types));

@@ -45,6 +45,7 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out) {
 /* What is true or false in all families: a fallback in place of another kind of value would give wrong results. */
 static const hf_key flags[] = {
     {"tie_word_embeddings", TN_JSON_BOOL},
+    {"use_task_id", TN_JSON_BOOL},
     {"use_sliding_window", TN_JSON_BOOL},
     {"use_parallel_residual", TN_JSON_BOOL},
     {"share_encoder_decoder_embeddings", TN_JSON_BOOL},

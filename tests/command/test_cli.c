@@ -132,10 +132,13 @@ static void own_options_become_wishes(void **state) {
     assert_int_equal(taken.choice, 3);
     for (size_t i = 0; i < TN_COUNT(wrong); i++)
         if (parse(0, wrong[i], &o, &status) != -1 || status != CLI_USAGE) fail_msg("%s is taken", wrong[i]);
-    static const char *const twice[] = {"-n A --called A", "--threads 1 --threads 2", "--choice a --set"};
+    static const char *const twice[][2] = {{"-n A --name A", "--name was given twice"},
+                                           {"-n A --called A", "--name and --called set the same value"},
+                                           {"--threads 1 --threads 2", "--threads was given twice"},
+                                           {"--set --choice a", "--set and --choice set the same value"}};
     for (size_t i = 0; i < TN_COUNT(twice); i++) {
-        assert_int_equal(parse(CLI_ALL, twice[i], &o, &status), -1);
-        assert_text_has(complaint, "was given twice");
+        assert_int_equal(parse(CLI_ALL, twice[i][0], &o, &status), -1);
+        assert_text_has(complaint, twice[i][1]);
     }
     assert_int_equal(parse(0, "--called=", &o, &status), -1);
     assert_text_has(complaint, "--name"); /* the first name of a value */

@@ -264,6 +264,23 @@ static void norms_may_be_called_gamma_and_beta(void **state) {
     assert_memory_equal(got, want, sizeof want);
 }
 
+/* Files of models that were trained with a table of tasks have it also where config.json turns it off. */
+static void a_table_of_tasks_counts_if_config_json_says_so(void **state) {
+    (void)state;
+    enum { COUNT = TN_COUNT(bert_rows) + 1 };
+    row rows[COUNT] = {[COUNT - 1] = {"embeddings.task_type_embeddings.weight", 3, HIDDEN}};
+    float want[TEXTS * HIDDEN], got[TEXTS * HIDDEN];
+    int64_t width;
+    memcpy(rows, bert_rows, sizeof bert_rows);
+    embed_all(make_bert("none", ""), TN_EMBED_NORM_NONE, want, &width);
+    const char *folder = make_folder("tasks", rows, COUNT, bert_config, ",\"use_task_id\":false");
+    embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
+    assert_memory_equal(got, want, sizeof want);
+    folder = make_folder("tasks", rows, COUNT, bert_config, ",\"use_task_id\":true");
+    embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
+    assert_memory_not_equal(got, want, sizeof want);
+}
+
 static void put_word(FILE *f, const char *text) {
     uint32_t length = (uint32_t)strlen(text);
     fputc('X', f);
@@ -1111,6 +1128,7 @@ int main(void) {
         cmocka_unit_test(dense_layers_are_computed_with_any_norm),
         cmocka_unit_test(a_dense_layer_that_does_not_fit_is_refused),
         cmocka_unit_test(norms_may_be_called_gamma_and_beta),
+        cmocka_unit_test(a_table_of_tasks_counts_if_config_json_says_so),
         cmocka_unit_test(pickled_weights_are_as_safetensors),
         cmocka_unit_test(a_folder_without_weights_says_what_it_looked_for),
         cmocka_unit_test(damaged_weights_make_no_embedding),
