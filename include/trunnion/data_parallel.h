@@ -140,7 +140,7 @@ TN_API tn_status tn_data_parallel_get_saving(const tn_data_parallel *p, tn_memor
 
 /* Computes all parts for inference, each [part->rows, …], and concatenates them to one tensor [rows, …] on the home
  * device, without gradients; in a group each rank computes all parts by itself. Returns a new handle; an error tensor
- * if a part could not be computed. */
+ * if a part could not be computed; TN_ERR_STATE if the parameters are divided (tn_module_shard) and not joined. */
 TN_API tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx);
 
 /* Returns the part's rows of x, whose first dimension is the rows of the batch, on the part's device: a new handle. */

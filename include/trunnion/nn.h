@@ -167,9 +167,11 @@ TN_API tn_status tn_module_divide(tn_module *m, const char *name, tn_group *grou
  * part of the elements of each parameter, and what an optimizer keeps for them. Rank 0's values are taken.
  * tn_data_parallel_minimize with the same group gathers each parameter before a layer uses it (tn_group_whole), on the
  * cpu, with one part of a batch on each rank; the bits are those of whole parameters. Elsewhere m must not compute
- * before tn_module_join. Call it on all ranks, before an optimizer is made of m. The group must outlive m. In a group
- * of one process it does nothing.
- * Errors: TN_ERR_STATE if a parameter is divided already; those of tn_group_broadcast_tensor. */
+ * before tn_module_join. A batch must have at least one row for each rank. Call it on all ranks, on all of the module,
+ * before an optimizer is made of it; Muon, LAMB and Adafactor refuse divided parameters. The group must outlive m. In a
+ * group of one process it does nothing.
+ * Errors: TN_ERR_STATE if a parameter is divided already; those of tn_group_broadcast_tensor. After any other failure
+ * than TN_ERR_STATE, on any rank, m must not be used. */
 TN_API tn_status tn_module_shard(tn_module *m, tn_group *group);
 /* For checkpoints that fit any number of ranks. tn_module_join makes the divided variables of m and its children, and
  * what the optimizer (NULL: none) keeps for them, whole on every rank; tn_module_split makes them shares again. Between

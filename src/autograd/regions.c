@@ -3,7 +3,10 @@
  * The tape is cut where few bytes are needed behind the cut. What crosses a cut is stored; all else between two cuts is
  * a region, whose values the backward pass computes a second time (autograd.c). The last part is no region: its values
  * are needed at once. The number of cuts is the one that needs the fewest bytes by an estimate: what is stored, and the
- * largest region. Source: Chen et al. 2016, "Training deep nets with sublinear memory cost". */
+ * largest region. Source: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+ *
+ * Parameters that are gathered from other processes are gathered once in each region, so all ranks must choose the same
+ * regions although they may have different numbers of rows: then each stored value counts the same. */
 #include <string.h>
 
 #include "autograd/tape.h"
@@ -28,9 +31,18 @@ static tape_entry *entry_at(const tape *t, int position) { return &t->entries[t-
 /* Leaves, and values that are in memory already. */
 static bool is_given(const tn_node *n) { return (n->flags & TN_NODE_LEAF) || tn_node_computed(n); }
 
-static int64_t bytes_stored(const tn_node *n) {
+static bool gathers(const tape *t, int count) {
+    int p = 0;
+    while (p < count && !tn_op_has(entry_at(t, p)->node, TN_FACT_WHOLE))
+        p++;
+    return p < count;
+}
+
+static int64_t bytes_stored(const tn_node *n, bool alike) {
+    enum { EACH = 1 << 10 }; /* any number that divides well */
     bool stores = !is_given(n) && !(n->flags & TN_NODE_VIEW) && !tn_tape_through_expansion(n);
-    return stores ? (int64_t)tn_node_bytes(n) : 0;
+    if (!stores || tn_op_has(n, TN_FACT_WHOLE)) return 0; /* gathered values are not kept */
+    return alike ? EACH : (int64_t)tn_node_bytes(n);
 }
 
 /* Notes that `user` reads n, and with it what n is a view or a composition of. */
@@ -42,9 +54,10 @@ static void note_use(const tape *t, const cuts *c, const tn_node *n, int user) {
 }
 
 static void measure(const tape *t, const cuts *c) {
+    const bool alike = gathers(t, c->count);
     for (int p = 0; p < c->count; p++) {
         c->last[p] = p;
-        c->bytes[p] = bytes_stored(entry_at(t, p)->node);
+        c->bytes[p] = bytes_stored(entry_at(t, p)->node, alike);
         c->before[p + 1] = c->before[p] + c->bytes[p];
     }
     for (int p = 0; p < c->count; p++) {

@@ -145,7 +145,12 @@ static tn_status take_divisions(tn_data_parallel *p, const tn_module *m) {
     for (int i = 0; i < p->count; i++) {
         tn_division d = tn_nn_division(m, p->variables[i].tensor);
         if (!d.group) continue;
-        if (!d.elements || d.group != p->group)
+        if (d.elements && d.group != p->group)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "data parallel: %s is divided among the ranks of another group (tn_module_shard); "
+                                   "pass that group as options.group",
+                                   p->variables[i].name);
+        if (!d.elements)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "data parallel: %s is divided among the ranks (tn_module_divide), so they cannot "
                                    "divide the batch as well; leave options.group NULL",
@@ -154,6 +159,12 @@ static tn_status take_divisions(tn_data_parallel *p, const tn_module *m) {
         if (!p->divisions) return data_parallel_out_of_memory();
         p->divisions[i] = d;
     }
+    for (int i = 0; i < p->count && p->divisions; i++)
+        if (p->variables[i].parameter && !p->divisions[i].group && tn_numel(p->variables[i].tensor) > 0)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "data parallel: %s is whole, but other parameters are divided among the ranks; call "
+                                   "tn_module_shard on all of the module",
+                                   p->variables[i].name);
     return TN_OK;
 }
 
@@ -310,11 +321,18 @@ static tn_status refresh(const tn_data_parallel *p, member *m) {
     return TN_OK;
 }
 
+/* Whether tn_module_join has made the divided parameters whole. One element alone has one size either way. */
+static bool is_joined(const tn_data_parallel *p) {
+    for (int i = 0; i < p->count; i++)
+        if (p->divisions[i].elements > 1) return tn_numel(p->variables[i].tensor) == p->divisions[i].elements;
+    return false;
+}
+
 /* Buffers get a copy of their own a part; in the scope around. */
-static tn_status choose_stand_ins(const tn_data_parallel *p, const member *m) {
+static tn_status choose_stand_ins(const tn_data_parallel *p, const member *m, bool train) {
     tn_status status = TN_OK;
     for (int i = 0; i < p->count && status == TN_OK; i++) {
-        const tn_division *d = p->divisions ? &p->divisions[i] : NULL;
+        const tn_division *d = train && p->divisions && p->divisions[i].group ? &p->divisions[i] : NULL;
         p->stand_ins[i] = m->copies ? m->copies[i] : NULL;
         if (p->variables[i].parameter && !d) continue;
         p->stand_ins[i] = p->variables[i].parameter
@@ -368,7 +386,7 @@ static tn_status give_data_parallel(const call *c, const work *w) {
 
 static tn_status record_data_parallel(const call *c, work *w) {
     TN_SCOPE;
-    tn_status status = choose_stand_ins(c->p, w->by);
+    tn_status status = choose_stand_ins(c->p, w->by, c->train);
     if (status == TN_OK) {
         swap_all(c->p);
         w->result = tn_retain(c->function(c->ctx, &w->part));
@@ -728,9 +746,26 @@ static tn_status exchange_totals(call *c, int64_t rows) {
     return status != TN_OK ? status : shared;
 }
 
+/* Whether a step can gather the parameters and divide their gradients. */
+static tn_status check_divided(const tn_data_parallel *p, const tn_optimizer *o) {
+    if (!p->divisions) return TN_OK;
+    if (is_joined(p))
+        return tn_backend_fail(TN_ERR_STATE, "data parallel: the parameters are whole (tn_module_join); call "
+                                             "tn_module_split before a step");
+    for (int k = 0; k < o->count; k++)
+        for (int i = 0; i < p->count; i++)
+            if (p->variables[i].tensor == o->items[k].value && p->divisions[i].group != o->items[k].division.group)
+                return tn_backend_fail(TN_ERR_STATE,
+                                       "data parallel: tn_module_shard has divided %s since the optimizer was made; "
+                                       "make the optimizer afterwards",
+                                       p->variables[i].name);
+    return TN_OK;
+}
+
 /* Where the sums of gradients go: with shards_gradients to the owners of the optimizer's state. */
 static tn_status choose_gradient_owners(tn_data_parallel *p, tn_optimizer *o) {
     p->ranks.owners = NULL;
+    TRY(check_divided(p, o));
     if (!p->shards_gradients) return TN_OK;
     if (!o->owners || o->group != p->group)
         return tn_backend_fail(TN_ERR_STATE, "data parallel: shard_gradients requires an optimizer that "
@@ -869,6 +904,9 @@ tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_f
     call c = {.p = p, .function = forward, .ctx = ctx};
     tn_tensor *out = NULL;
     tn_status status = call_begin(&c, "tn_data_parallel_forward: the model, or its forward function", rows);
+    if (status == TN_OK && p->divisions && !is_joined(p))
+        status = tn_backend_fail(TN_ERR_STATE, "data parallel: the parameters are divided (tn_module_shard); call "
+                                               "tn_module_join before a forward pass, and tn_module_split after it");
     {
         TN_SCOPE;
         TN_NO_GRAD;

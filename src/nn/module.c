@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "nn/make.h"
+#include "nn/ranks.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/nn.h"
@@ -233,19 +234,23 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
     return tn_module_fail(m, tn_nn_split(&v->division, v->tensor));
 }
 
-/* The first of the variables below m that stand for t. */
+/* The first of the variables below m that stand for t; of tied ones, the one whose division is known. */
 static variable *variable_of(const tn_module *m, const tn_tensor *t) {
     variable *found = NULL;
-    for (size_t i = 0; i < m->variable_count; i++)
-        if (m->variables[i].tensor == t) return &m->variables[i];
-    for (size_t i = 0; i < m->child_count && !found; i++)
-        found = variable_of(m->children[i], t);
+    for (size_t i = 0; i < m->variable_count + m->child_count; i++) {
+        bool own = i < m->variable_count;
+        variable *v = own ? &m->variables[i] : variable_of(m->children[i - m->variable_count], t);
+        if (!v || v->tensor != t) continue;
+        if (v->division.group) return v;
+        if (!found) found = v;
+    }
     return found;
 }
 
-/* All ranks get rank 0's value. */
+/* All ranks get rank 0's value. Without elements there is nothing to divide. */
 static tn_status shard_variable(variable *v, tn_group *group) {
     const tn_tensor *t = v->tensor;
+    if (tn_numel(t) == 0) return TN_OK;
     int64_t elements = tn_numel(t), size = tn_group_size(group), whole = ((elements - 1) / size + 1) * size;
     tn_division d = {.group = group, .sections = 1, .whole = whole, .elements = elements, .rank = tn_rank(t)};
     if (d.rank) memcpy(d.shape, tn_shape(t), (size_t)d.rank * sizeof *d.shape);
@@ -270,10 +275,14 @@ tn_status tn_module_shard(tn_module *m, tn_group *group) {
     for (int i = 0; i < count && status == TN_OK; i++)
         if (tn_nn_division(m, items[i].tensor).group)
             status = tn_backend_fail(TN_ERR_STATE, "tn_module_shard: %s is divided", items[i].name);
-    for (int i = 0; i < count && status == TN_OK; i++)
-        status = shard_variable(variable_of(m, items[i].tensor), group);
+    status = tn_ranks_status(group, status, "tn_module_shard");
+    bool divides = status == TN_OK;
+    for (int i = 0; i < count && divides; i++) { /* also after a failure, because the other ranks wait for this one */
+        tn_status one = shard_variable(variable_of(m, items[i].tensor), group);
+        if (status == TN_OK) status = one;
+    }
     tn_variables_free(items);
-    return status;
+    return divides ? tn_ranks_status(group, status, "tn_module_shard") : status;
 }
 
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {

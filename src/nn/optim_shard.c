@@ -64,7 +64,8 @@ tn_status tn_optimizer_shard(tn_optimizer *o, tn_group *group) {
     for (int i = 0; i < o->count; i++)
         if (o->items[i].division.group)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "tn_optimizer_shard: %s is divided among the ranks already (tn_module_divide)",
+                                   "tn_optimizer_shard: %s is divided among the ranks already (tn_module_divide or "
+                                   "tn_module_shard)",
                                    o->items[i].name);
     o->diverged = false;
     if (!o->owners) status = choose_owners(o, group);

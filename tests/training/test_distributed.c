@@ -166,7 +166,12 @@ static const char *divided_layers(tn_group *g) {
     return NULL;
 }
 
-enum { SHARD_ROWS = 6, SHARD_IN = 5, SHARD_INNER = 7, SHARD_STEPS = 3 };
+enum { SHARD_ROWS = 3, SHARD_IN = 5, SHARD_INNER = 7, SHARD_STEPS = 3 };
+
+/* Parts of 1 and 2 rows: the ranks must gather in one order all the same. */
+static tn_tensor *output_of_shards(void *ctx, const tn_part *part) {
+    return tn_forward(ctx, tn_part_rows(part, tn_ones(TN_DIMS(SHARD_ROWS, SHARD_IN), TN_F32)));
+}
 
 static tn_tensor *loss_of_shards(void *ctx, const tn_part *part) {
     float data[SHARD_ROWS * SHARD_IN];
@@ -202,7 +207,14 @@ static const char *train_in_shards(tn_group *g, bool recomputes, tn_module **out
         if (tn_data_parallel_minimize(p, o, SHARD_ROWS, loss_of_shards, net, &loss[i]) != TN_OK) return tn_error();
     (void)tn_set_auto_recompute(before);
     if (g && tn_data_parallel_minimize(p, o, 1, loss_of_shards, net, loss) == TN_OK) return "a rank without rows";
+    tn_tensor *early = g ? tn_data_parallel_forward(p, SHARD_ROWS, output_of_shards, net) : NULL;
+    if (g && tn_status_of(early) != TN_ERR_STATE) return "a forward pass of divided parameters";
     if (tn_module_join(*out, o) != TN_OK) return tn_error();
+    double unused;
+    tn_tensor *whole = tn_data_parallel_forward(p, SHARD_ROWS, output_of_shards, net);
+    if (g && tn_eval(&whole, 1) != TN_OK) return tn_error();
+    if (g && tn_data_parallel_minimize(p, o, SHARD_ROWS, loss_of_shards, net, &unused) != TN_ERR_STATE)
+        return "a step of joined parameters";
     tn_data_parallel_free(p);
     tn_optimizer_free(o);
     return NULL;
@@ -224,6 +236,32 @@ static const char *divided_parameters(tn_group *g) {
     }
     for (int k = 0; k < 3; k++)
         tn_module_free(root[k]);
+    return NULL;
+}
+
+/* What cannot be trained in shards is refused, with the same answer on all ranks. */
+static const char *refused_shards(tn_group *g) {
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    tn_optimizer *o;
+    tn_data_parallel *p;
+    double loss;
+    options.group = g;
+    tn_module *root = tn_module_root(), *first = tn_nn_linear(root, "first", SHARD_IN, SHARD_IN, false);
+    tn_module *tied = tn_module_new(root, "tied", NULL, NULL);
+    (void)tn_module_add_parameter(tied, "weight", tn_module_variable(first, "weight"));
+    (void)tn_module_add_parameter(first, "empty", tn_ones(TN_DIMS(0, 2), TN_F32));
+    tn_nn_linear(root, "last", SHARD_IN, SHARD_IN, false);
+    if (tn_optimizer_sgd(root, NULL, &o) != TN_OK || tn_module_shard(tied, g) != TN_OK) return tn_error();
+    if (tn_data_parallel_new(root, &cpu, 1, &options, &p) != TN_ERR_UNSUPPORTED) return "a whole parameter";
+    if (tn_module_shard(root, g) != TN_ERR_STATE) return "a tied parameter divided twice";
+    if (tn_module_shard(tn_module_child(root, "last"), g) != TN_OK) return tn_error();
+    if (tn_data_parallel_new(root, &cpu, 1, &options, &p) != TN_OK) return tn_error();
+    if (tn_data_parallel_minimize(p, o, SHARD_ROWS, loss_of_shards, first, &loss) != TN_ERR_STATE)
+        return "an optimizer that was made before its parameters were divided";
+    tn_data_parallel_free(p);
+    tn_optimizer_free(o);
+    tn_module_free(root);
     return NULL;
 }
 
@@ -275,6 +313,7 @@ static const char *exchange_tensors(int rank) {
     if (!wrong) wrong = one_rank_has_no_memory(g, rank);
     if (!wrong) wrong = divided_layers(g);
     if (!wrong) wrong = divided_parameters(g);
+    if (!wrong) wrong = refused_shards(g);
     if (!wrong) wrong = other_exchanges(g, rank);
     if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
