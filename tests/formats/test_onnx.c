@@ -459,6 +459,9 @@ static void external_data_stays_in_the_folder(void **state) {
         assert_int_equal(open_changed(MODEL("external.onnx"), "weights.bin", outside[i], &m, NULL), TN_ERR_FORMAT);
         assert_text_has(tn_error(), "only files in the model's folder");
     }
+    assert_int_equal(truncate(test_scratch("weights.bin"), sizeof weights - 1), 0);
+    assert_int_equal(open_changed(MODEL("external.onnx"), "weights.bin", "weights.bin", &m, NULL), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "begins at byte 0 and has 8 bytes, but 'weights.bin' has only 7");
 }
 
 static void inputs_that_do_not_fit_are_named(void **state) {

@@ -124,7 +124,7 @@ static void check_products(const product *list, size_t count, uint32_t matrix, i
     else
         d = far_open(0, NULL);
     assert_ok(tn_set_current_device(d));
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = test_is_thin() ? count - 1 : 0; i < count; i++) { /* the last one has edges */
         product p = list[i];
         if (!(matrix & TN_MATRIX_PACKETS)) p.fetched = 0;
         bool lacks = name && p.dtype == TN_F32 && !(d->caps.matrix & TN_MATRIX_TF32);

@@ -497,7 +497,7 @@ static void gradients_are_within_the_bound(void **state) {
          .out_size = {13, 130},
          .pad_before = {1, 1}},
     };
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < TEST_SWEEP(40); i++) {
         tn_conv_args a = {
             .batch = random_from(1, 3), .channels = random_from(1, 20), .out_channels = random_from(1, 20)};
         for (int d = 0; d < 2; d++) {
@@ -507,7 +507,7 @@ static void gradients_are_within_the_bound(void **state) {
         }
         check_gradients(&a, i);
     }
-    for (size_t i = 0; i < TN_COUNT(sizes); i++)
+    for (size_t i = 0; i < TN_COUNT(sizes); i += (size_t)test_every(1, 3))
         check_gradients(&sizes[i], (int)i);
 }
 
@@ -517,7 +517,7 @@ static void gradients_are_within_the_bound(void **state) {
 static void random_sizes_are_within_the_bound(void **state) {
     (void)state;
     need_it();
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < TEST_SWEEP(40); i++) {
         tn_conv_args a = {
             .batch = random_from(1, 3), .channels = random_from(1, 9), .out_channels = random_from(1, 20)};
         for (int d = 0; d < 2; d++) {
@@ -548,7 +548,7 @@ static void large_sizes_are_within_the_bound(void **state) {
          .pad_before = {1, 1}},
         {.batch = 1, .channels = 1, .out_channels = 1, .size = {300, 3}, .out_size = {300, 3}, .pad_before = {1, 1}},
     };
-    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
+    for (size_t i = test_is_thin(); i < 2 * TN_COUNT(sizes); i += (size_t)test_every(1, 4)) {
         tn_conv_args a = sizes[i / 2];
         if (i % 2) a.dilation[0] = 2 + (int64_t)i / 2 % 3;
         check(&a, i / 2 % 2, (int64_t)i % 3);
@@ -565,7 +565,7 @@ static void rows_of_five_taps_are_within_the_bound(void **state) {
         {.batch = 1, .channels = 90, .out_channels = 200, .size = {1, 30}, .out_size = {1, 30}, .pad_before = {0, 2}},
         {.batch = 1, .channels = 1700, .out_channels = 5, .size = {1, 150}, .out_size = {1, 150}, .pad_before = {0, 2}},
     };
-    for (int i = 0; i < 20 + (int)TN_COUNT(sizes); i++) {
+    for (int i = test_is_thin(); i < 20 + (int)TN_COUNT(sizes); i += test_every(1, 7)) {
         tn_conv_args a = {
             .batch = random_from(1, 3), .channels = random_from(1, 9), .out_channels = random_from(1, 40)};
         for (int d = 0; d < 2; d++) {
@@ -712,7 +712,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     need_it();
     static const int64_t sizes[][3] = {{1, 56, 56}, {2, 21, 150}, {1, 18, 300}, {1, 11, 700}, {7, 13, 14}};
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
-    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i += (size_t)test_every(1, 3)) {
         assert_ok(tn_threads_set(1 + (int)i / 2 % 2));
         TN_SCOPE;
         const int64_t *size = sizes[i / 2], apart = 1 + (int64_t)i % 2;
@@ -736,7 +736,7 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
     static const int64_t sizes[][3] = {{1, 57, 57}, {2, 20, 150}, {7, 14, 14}, {1, 18, 250}};
     static const int64_t windows[][2] = {{2, 2}, {1, 4}};
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
-    for (size_t i = 0; i < 2 * TN_COUNT(sizes) * TN_COUNT(windows); i++) {
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes) * TN_COUNT(windows); i += (size_t)test_every(1, 5)) {
         const int64_t *size = sizes[i / 4], *window = windows[i % 2];
         assert_ok(tn_threads_set(1 + (int)i % 2));
         TN_SCOPE;
