@@ -7,8 +7,8 @@
 # take a minute: with --all only.
 set -u
 cd "$(dirname "$0")/../.."
-build=$1 programs=4
-[ "${2:-}" != --all ] || programs=24
+build=$1 programs=4 firsts=0
+[ "${2:-}" != --all ] || programs=12 firsts="0 12"
 library=${OCLGRIND_LIBRARY:-/usr/lib/oclgrind/liboclgrind-rt.so}
 passed=0 failed=0
 
@@ -63,14 +63,16 @@ export OCLGRIND_UNINITIALIZED=1
 wrong race 'data race'
 wrong bounds 'Invalid write'
 wrong uninitialised 'Uninitialized value'
-clean plain "$build/test_render" --plain 0 "$programs"
-clean group "$build/test_render" --group 0 "$programs"
-clean rows "$build/test_render" --rows 0 $((programs / 2))
+# It loses track of what the host writes at an offset into a buffer, which the pool does once a process has used much
+# memory. So few programs run in a process here, and below it does not look for unwritten values.
+for first in $firsts; do
+    clean "plain-$first" "$build/test_render" --plain "$first" "$programs"
+    clean "group-$first" "$build/test_render" --group "$first" "$programs"
+    clean "rows-$first" "$build/test_render" --rows $((first / 2)) $((programs / 2))
+done
 
-# It loses track of what the host writes at an offset into a buffer, which the pool does, so here it does not look for
-# unwritten values.
 unset OCLGRIND_UNINITIALIZED
-[ $programs -lt 24 ] || clean templates env TRUNNION_TEST_DEVICE=opencl "$build/test_workgroup_kernels" --small
+[ $programs -lt 12 ] || clean templates env TRUNNION_TEST_DEVICE=opencl "$build/test_workgroup_kernels" --small
 clean driver "$build/test_opencl"
 
 [ $failed = 0 ] && echo "ran on: oclgrind (data races, bounds, unwritten values in kernels)"
