@@ -228,6 +228,7 @@ report() {
     grep '^skipped: ' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) skipped: /        skipped (\1): /'
     sed -n 's/^listing: /        /p; s/^size: /        size: /p' "$log"
     if [ "$4" != 0 ]; then
+        grep -A 1 -E '^[a-z0-9_]+: [0-9]+ passed, [1-9][0-9]* failed' "$log" | grep -v '^--' | head -n 20 | sed 's/^/      ! /'
         echo "        log: $log; its end:"
         tail -n 30 "$log" | sed 's/^/      | /'
     fi
