@@ -22,7 +22,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1525,
-    "base": 3835,
+    "base": 3845,
     "kir": 16250,
     "cpu": 17030,
     "gpu": 2705,

@@ -26,6 +26,13 @@ enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 
 static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+/* The product of numbers, such as the extents of a shape; 1 if there are none. */
+static inline int64_t tn_product(const int64_t *factors, int64_t count) {
+    int64_t product = 1;
+    for (int64_t i = 0; i < count; i++)
+        product *= factors[i];
+    return product;
+}
 static inline int64_t tn_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t tn_round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 /* `bytes` in whole cache lines of 64, so that what follows does not share one. */

@@ -440,12 +440,7 @@ static double fit(const tn_case_input *in, double v) {
     return in->dtype == TN_F16 ? (double)kir_from_f16(kir_to_f16((float)rounded)) : rounded; /* small ones have fewer */
 }
 
-static int64_t case_count_of(const tn_case_input *in) {
-    int64_t count = 1;
-    for (int d = 0; d < in->rank; d++)
-        count *= in->shape[d];
-    return count;
-}
+static int64_t case_count_of(const tn_case_input *in) { return tn_product(in->shape, in->rank); }
 
 /* Where the f16 factors of a block stand, and the greatest number that each is multiplied with. */
 static const struct {

@@ -40,9 +40,7 @@ static void say(certify *m, bool fails, const char *what) {
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
 static tn_tensor *input_of(const tn_case_input *in, uint64_t seed) {
-    int64_t count = 1;
-    for (int d = 0; d < in->rank; d++)
-        count *= in->shape[d];
+    int64_t count = tn_product(in->shape, in->rank);
     bool blocks = tn_dtype_is_quantized(in->dtype);
     AUTO_FREE double *values = blocks ? NULL : tn_mem_zalloc((size_t)count + 1, sizeof *values);
     AUTO_FREE void *data = tn_mem_zalloc(1, tn_dtype_bytes(in->dtype, count) + 1);

@@ -240,9 +240,8 @@ static void take_slices(void *ctx, int64_t begin, int64_t end, TN_UNUSED int wor
 }
 
 void tn_take_run(const tn_take_args *a) {
-    int64_t slices = 1, size = 1;
-    for (int d = 0; d < a->rank; d++)
-        *(d <= a->dim ? &slices : &size) *= a->shape[d];
+    const int own = a->dim + 1;
+    const int64_t slices = tn_product(a->shape, own), size = tn_product(a->shape + own, a->rank - own);
     if (slices * size > 0)
         tn_parallel(slices, tn_max64(2 * STRETCH / (int64_t)sizeof *a->out / size, 1), take_slices,
                     (void *)(uintptr_t)a);
@@ -316,9 +315,7 @@ static void rotate_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int wor
 
 void tn_rope_f32(const tn_rope_args *args) {
     tn_rope_args own = *args;
-    int64_t rows = 1;
-    for (int d = 0; d < TN_ROPE_AXES; d++)
-        rows *= own.extent[d];
+    int64_t rows = tn_product(own.extent, TN_ROPE_AXES);
     if (rows == 0 || own.features == 0) return;
     if (rows * own.features < SERIAL_ELEMENTS)
         rotate_rows(&own, 0, rows, 0);

@@ -449,12 +449,7 @@ static tn_torch_arg optional(const work *w, int input) {
     return there ? (tn_torch_arg)T_(w->in[input]) : (tn_torch_arg)NONE_;
 }
 
-static int64_t numel_of(const operand *x) {
-    int64_t n = 1;
-    for (int d = 0; d < x->rank; d++)
-        n *= x->shape[d];
-    return n;
-}
+static int64_t numel_of(const operand *x) { return tn_product(x->shape, x->rank); }
 
 static void run_linear(work *w) { CALL(w, TORCH_LINEAR_OUT, T_(w->in[0]), T_(w->in[1]), optional(w, 2), T_(w->out)); }
 

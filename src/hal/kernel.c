@@ -733,10 +733,6 @@ static bool row_split_pays(const tn_device *d, const kir_program *p, const kir_r
     int policy = atomic_load(&chosen);
     if (policy != TN_ROW_SPLIT_AUTO) return policy == TN_ROW_SPLIT_ALWAYS;
     if (d->info.software) return false;
-    int64_t elements = 1, points = 1;
-    for (int k = 0; k < p->n_par; k++)
-        points *= sizes[k];
-    for (int k = 0; k < rows->count; k++)
-        elements *= sizes[rows->first + k];
+    int64_t elements = tn_product(sizes + rows->first, rows->count), points = tn_product(sizes, p->n_par);
     return elements >= SHORT_ROW && (points < MANY_ROWS || along(p, rows, sizes) >= 0);
 }

@@ -431,9 +431,7 @@ static shares shares_of(const kir_vm *vm, const kir_launch *launches, int64_t co
     shares s = {.frames = (size_t)threads * vm->thread_bytes};
     s.table = tn_whole_lines(((size_t)count + 1) * (sizeof(int64_t) + sizeof(kir_code *)));
     for (int64_t i = 0; i < count && vm->in_blocks; i++) {
-        int64_t loop = 1;
-        for (int k = 0; k < vm->loop_count; k++)
-            loop *= launches[i].sizes[vm->loop_first + k];
+        int64_t loop = tn_product(launches[i].sizes + vm->loop_first, vm->loop_count);
         size_t parts = (size_t)tn_ceil_div(loop, KIR_BLOCK) * (size_t)vm->n_states * kir_part_bytes();
         if (loop >= 2 * KIR_BLOCK && s.frames + parts > s.team) s.team = s.frames + parts;
     }

@@ -230,9 +230,7 @@ static const char *write_slice(onnx_export *x, const tn_node *n) {
 /* Where the elements of a view of this shape lie. */
 static const char *places(onnx_export *x, const int64_t *shape, int rank, const int64_t *stride, int64_t offset,
                           bool in_one_row) {
-    int64_t count = 1, at[TN_MAX_RANK] = {0};
-    for (int d = 0; d < rank; d++)
-        count *= shape[d];
+    int64_t count = tn_product(shape, rank), at[TN_MAX_RANK] = {0};
     AUTO_FREE int64_t *table = tn_mem_alloc((size_t)count * sizeof *table);
     if (!table) {
         x->status = x->status == TN_OK ? TN_ERR_MEMORY : x->status;

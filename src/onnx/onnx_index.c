@@ -39,13 +39,6 @@ static tn_tensor *counted_along(int64_t size, int dim, int rank) {
     return tn_reshape(tn_arange(0, (double)size, 1, TN_I64), shape, rank);
 }
 
-static int64_t product_of(const int64_t *shape, int from, int to) {
-    int64_t n = 1;
-    for (int d = from; d < to; d++)
-        n *= shape[d];
-    return n;
-}
-
 /* ---- Gather ------------------------------------------------------------------------------------------------------ */
 
 /* A single index that is known is a view. */
@@ -92,7 +85,7 @@ tn_status onnx_gather_elements(onnx_call *c) {
 static tn_tensor *tuple_places(const tn_tensor *index, const tn_tensor *x, int from, int width) {
     tn_tensor *place = NULL;
     for (int k = 0; k < width; k++) {
-        int64_t step = product_of(tn_shape(x), from + k + 1, from + width);
+        int64_t step = tn_product(tn_shape(x) + from + k + 1, width - k - 1);
         tn_tensor *part = tn_mul(from_front(tn_select(index, -1, k), tn_size(x, from + k)), tn_scalar_int(step));
         place = place ? tn_add(place, part) : part;
     }
@@ -118,8 +111,8 @@ tn_status onnx_gather_nd(onnx_call *c) {
     for (int d = b + width; d < tn_rank(x); d++)
         shape[rank++] = tn_size(x, d);
     if (rank > TN_MAX_RANK) return onnx_refuse(c, "a result of rank %d is not supported", rank);
-    int64_t batches = product_of(tn_shape(x), 0, b), places = product_of(tn_shape(x), b, b + width);
-    int64_t rows = product_of(tn_shape(x), b + width, tn_rank(x));
+    int64_t batches = tn_product(tn_shape(x), b), places = tn_product(tn_shape(x) + b, width);
+    int64_t rows = tn_product(tn_shape(x) + b + width, tn_rank(x) - b - width);
     tn_tensor *place = tuple_places(index, x, b, width);
     if (b > 0 && batches > 0) {
         place = tn_reshape(place, (int64_t[]){batches, tn_numel(place) / batches}, 2);
@@ -182,7 +175,7 @@ tn_status onnx_scatter_nd(onnx_call *c) {
     TRY(check_tuples(c, x, index, 0));
     int width = (int)tn_size(index, -1);
     TRY(check_constant(c, 1, x, 0, width));
-    int64_t places = product_of(tn_shape(x), 0, width), rows = product_of(tn_shape(x), width, tn_rank(x));
+    int64_t places = tn_product(tn_shape(x), width), rows = tn_product(tn_shape(x) + width, tn_rank(x) - width);
     tn_tensor *place = tuple_places(index, x, 0, width);
     int64_t count = tn_numel(place);
     place = tn_reshape(place, &count, 1);
@@ -486,8 +479,8 @@ tn_status onnx_unique(onnx_call *c) {
     TRY(read_keys(c, 0, &all.keys, &all.count));
     all.width = all.inner = 1;
     if (!flat && !texts) {
-        all.inner = product_of(tn_shape(x), axis + 1, tn_rank(x));
-        all.width = product_of(tn_shape(x), 0, axis) * all.inner;
+        all.inner = tn_product(tn_shape(x) + axis + 1, tn_rank(x) - axis - 1);
+        all.width = tn_product(tn_shape(x), axis) * all.inner;
         all.count = tn_size(x, axis);
     }
     size_t room = (size_t)all.count;

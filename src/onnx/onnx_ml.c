@@ -43,9 +43,7 @@ tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out) {
 }
 
 static tn_status put_floats(onnx_call *c, int k, const double *values, const int64_t *shape, int rank) {
-    int64_t count = 1;
-    for (int d = 0; d < rank; d++)
-        count *= shape[d];
+    int64_t count = tn_product(shape, rank);
     AUTO_FREE float *copy = tn_mem_zalloc((size_t)count, sizeof *copy);
     if (!copy) return tn_error_code();
     for (int64_t i = 0; i < count; i++)
@@ -157,9 +155,7 @@ int64_t onnx_label_count(const onnx_call *c, const char *ints_name) {
 
 static tn_status put_texts(onnx_call *c, int k, const onnx_text *texts, size_t text_count, onnx_text otherwise,
                            const int64_t *places, const int64_t *shape, int rank) {
-    int64_t count = 1;
-    for (int d = 0; d < rank; d++)
-        count *= shape[d];
+    int64_t count = tn_product(shape, rank);
     onnx_text *picked = tn_mem_zalloc((size_t)count, sizeof *picked);
     if (!picked) return tn_error_code();
     for (int64_t i = 0; i < count; i++)

@@ -315,9 +315,7 @@ static tn_node *in_four(tn_build *b, tn_node *x) {
     for (int rank = x ? x->rank : 4; rank < 4; rank++)
         x = tn_b_unsqueeze(b, x, 0);
     if (!x || x->rank == 4) return x;
-    int64_t shape[4] = {1};
-    for (int d = 0; d < x->rank - 3; d++)
-        shape[0] *= x->shape[d];
+    int64_t shape[4] = {tn_product(x->shape, x->rank - 3)};
     memcpy(shape + 1, x->shape + x->rank - 3, 3 * sizeof *shape);
     return tn_b_reshape(b, x, shape, 4);
 }

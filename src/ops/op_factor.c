@@ -98,10 +98,8 @@ typedef struct batch {
 
 static batch batch_of(const tn_reference *r) {
     const tn_node *x = r->node->in[0];
-    batch b = {.x = x, .count = 1, .m = factor_rows_of(x), .n = factor_columns_of(x)};
-    for (int d = 0; d < x->rank - 2; d++)
-        b.count *= x->shape[d];
-    return b;
+    int64_t count = tn_product(x->shape, x->rank - 2);
+    return (batch){.x = x, .count = count, .m = factor_rows_of(x), .n = factor_columns_of(x)};
 }
 
 /* Room for one matrix's way; NULL leaves the result as it is, which no test takes for right. */

@@ -478,9 +478,7 @@ static kir_val lower_index_add_rows(tn_lower *lw, const tn_node *n, const kir_af
 static void reference_index_add_rows(const tn_reference *r) {
     const tn_node *n = r->node;
     int64_t rows = n->shape[0], count = n->in[1]->shape[0];
-    int64_t width = 1;
-    for (int d = 1; d < n->rank; d++)
-        width *= n->shape[d];
+    int64_t width = tn_product(n->shape + 1, n->rank - 1);
     memcpy(r->out, r->in[0], (size_t)(rows * width) * sizeof *r->out);
     for (int64_t i = 0; i < count; i++) {
         int64_t row = (int64_t)r->in[1][i];

@@ -129,9 +129,7 @@ static void reference_matrix(const double *a, const double *b, double *c, int64_
 static void reference_matmul_batched(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
     int64_t rows = n->shape[n->rank - 2], columns = n->shape[n->rank - 1], k = x->shape[x->rank - 1];
-    int64_t batches = 1;
-    for (int d = 0; d < n->rank - 2; d++)
-        batches *= n->shape[d];
+    int64_t batches = tn_product(n->shape, n->rank - 2);
     for (int64_t i = 0; i < batches; i++)
         reference_matrix(r->in[0] + reference_batch(n, x, i), r->in[1] + reference_batch(n, y, i),
                          r->out + i * rows * columns, rows, columns, k);
@@ -145,12 +143,7 @@ static bool same_batch(const tn_node *a, const tn_node *b) {
     return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape) == 0;
 }
 
-static int64_t batch_count(const tn_node *x) {
-    int64_t count = 1;
-    for (int d = 0; d < x->rank - 2; d++)
-        count *= x->shape[d];
-    return count;
-}
+static int64_t batch_count(const tn_node *x) { return tn_product(x->shape, x->rank - 2); }
 
 /* [batch…, m, n] as the matrix [batch · m, n]. */
 static tn_node *linalg_rows_of(tn_build *b, tn_node *x) {

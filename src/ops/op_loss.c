@@ -23,9 +23,7 @@ static tn_node *spread_loss(tn_build *b, tn_node *dy, int64_t reduction, int64_t
 static void notice_outer_distance(const tn_infer *c) {
     static atomic_bool told;
     char x[128], target[128];
-    int64_t count = 1;
-    for (int d = 0; d < c->rank; d++)
-        count *= c->shape[d];
+    int64_t count = tn_product(c->shape, c->rank);
     if (count <= tn_node_numel(c->in[0]) || count <= tn_node_numel(c->in[1]) || atomic_exchange(&told, true)) return;
     tn_log_line(TN_LOG_NOTICE, "%s: input %s and target %s are broadcast to %lld elements; is one dimension missing?",
                 c->row->name, tn_shape_text(c->in[0], x, sizeof x), tn_shape_text(c->in[1], target, sizeof target),
@@ -488,14 +486,16 @@ static tn_node *smooth_loss(tn_build *b, const tn_node *n, tn_node *log_p, const
     return tn_b_where(b, k->valid, tn_b_neg(b, tn_b_sum(b, all, &dim, 1, false)), k->zero);
 }
 
+static int64_t sample_count(const tn_node *x, int64_t dim) {
+    return tn_product(x->shape, dim) * tn_product(x->shape + dim + 1, x->rank - dim - 1);
+}
+
 /* -Σ weight · target · log_softmax(x) over the classes; the mean is over the samples, whatever their weights. */
 static tn_node *probability_loss(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *target = n->in[1];
-    int64_t dim = class_dim(x), classes = x->shape[dim], samples = 1;
+    int64_t dim = class_dim(x), classes = x->shape[dim], samples = sample_count(x, dim);
     class_terms k = {.dim = (int)dim};
     double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
-    for (int d = 0; d < x->rank; d++)
-        if (d != dim) samples *= x->shape[d];
     if (smoothing != 0.0) target = tn_b_offset(b, tn_b_scale(b, target, 1.0 - smoothing), smoothing / (double)classes);
     if (n->in[2]) target = tn_b_mul(b, target, weight_along(b, n, &k));
     tn_node *each = tn_b_sum(b, tn_b_mul(b, target, tn_b_log_softmax(b, x, dim)), &dim, 1, false);
@@ -511,11 +511,9 @@ static tn_node *probability_loss(tn_build *b, const tn_node *n) {
  * that. */
 static void grad_probability_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *target = n->in[1];
-    int64_t dim = class_dim(x), samples = 1;
+    int64_t dim = class_dim(x), samples = sample_count(x, dim);
     class_terms k = {.dim = (int)dim};
     double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
-    for (int d = 0; d < x->rank; d++)
-        if (d != dim) samples *= x->shape[d];
     int64_t reduction = n->i[CLASS_REDUCTION];
     if (reduction == TN_REDUCTION_NONE) dy = tn_b_unsqueeze(b, dy, dim);
     if (reduction == TN_REDUCTION_MEAN && dy) dy = tn_b_div(b, dy, tn_b_const(b, (double)samples, dy));

@@ -806,17 +806,15 @@ tn_status tn_view_reshape(const tn_node *const *in, const tn_attrs *args, tn_vie
 /* flatten(x, start_dim, end_dim): x with dimensions start_dim to end_dim, inclusive, merged into one. */
 tn_status tn_view_flatten(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     const tn_node *x = in[0];
-    int64_t first, last, shape[TN_MAX_RANK], rank = 0, joined = 1;
+    int64_t first, last, shape[TN_MAX_RANK], rank = 0;
     TRY(tn_view_dim(steps, args->i[0], x->rank, &first));
     TRY(tn_view_dim(steps, args->i[1], x->rank, &last));
     if (first > last)
         return tn_fail(TN_ERR_SHAPE, "flatten: start_dim %lld is after end_dim %lld", (long long)first,
                        (long long)last);
-    for (int64_t d = first; d <= last && d < x->rank; d++)
-        joined *= x->shape[d];
     for (int64_t d = 0; d < first; d++)
         shape[rank++] = x->shape[d];
-    shape[rank++] = joined;
+    shape[rank++] = tn_product(x->shape + first, tn_min64(last + 1, x->rank) - first);
     for (int64_t d = last + 1; d < x->rank; d++)
         shape[rank++] = x->shape[d];
     return reshape_to(x, shape, (int)rank, steps);
@@ -838,9 +836,7 @@ tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_v
         known *= sizes[k] == -1 ? 1 : sizes[k];
     for (int64_t k = 0; k < count; k++)
         if (sizes[k] == -1 && known > 0) shape[dim + k] = x->shape[dim] / known;
-    int64_t product = 1;
-    for (int64_t k = 0; k < count; k++)
-        product *= shape[dim + k];
+    int64_t product = tn_product(shape + dim, count);
     if (product != x->shape[dim])
         return tn_fail(TN_ERR_SHAPE, "unflatten: the product of the sizes is %lld, but the extent is %lld",
                        (long long)product, (long long)x->shape[dim]);

@@ -283,9 +283,7 @@ static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) 
 static void reference_running(const tn_reference *r) {
     const tn_node *n = r->node;
     bool multiply = tn_op(n->op)->impl->reduce == KIR_PROD;
-    int64_t stride = 1, dim = n->i[0];
-    for (int d = n->rank - 1; d > dim; d--)
-        stride *= n->shape[d];
+    int64_t dim = n->i[0], stride = tn_product(n->shape + dim + 1, n->rank - dim - 1);
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         double v = r->in[0][w.place];
         double before = n->rank && w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;

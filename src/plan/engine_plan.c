@@ -490,9 +490,7 @@ void tn_engine_call_free(tn_engine_call *c) {
 }
 
 static void gather(const gathered *t, const char *from, char *to) {
-    int64_t index[TN_MAX_RANK] = {0}, last = t->rank - 1, count = 1;
-    for (int d = 0; d < last; d++)
-        count *= t->shape[d];
+    int64_t index[TN_MAX_RANK] = {0}, last = t->rank - 1, count = tn_product(t->shape, last);
     for (int64_t row = 0; row < count; row++) {
         int64_t at = 0, step = t->stride[last] * (int64_t)t->element;
         for (int d = 0; d < last; d++)

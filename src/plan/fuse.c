@@ -815,12 +815,11 @@ static bool is_stored_anyway(const tn_graph_plan *g, int value) {
 static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
     enum { FEW = 16, SEVERAL = 3, MANY_PARTS = 5 };
     const tn_node *n = v->node;
-    int64_t inner = 1, longest = 0, stored = 0, all = tn_value_numel(v);
-    for (int d = (int)n->i[0] + 1; d < n->rank; d++)
-        inner *= n->shape[d];
+    const int64_t dim = n->i[0], inner = tn_product(n->shape + dim + 1, n->rank - dim - 1);
+    int64_t longest = 0, stored = 0, all = tn_value_numel(v);
     for (int k = 0; k < v->n_in; k++) {
         const tn_node *x = g->values[v->in[k]].node;
-        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
+        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[dim] * inner);
         if (is_stored_anyway(g, v->in[k])) stored += tn_node_numel(x);
     }
     return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || v->n_in >= MANY_PARTS || longest <= FEW;

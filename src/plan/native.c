@@ -786,12 +786,10 @@ tn_status tn_make_linalg(const tn_graph_plan *g, const tn_group *group, tn_nativ
     n->run = run_linalg;
     n->linalg = (tn_linalg_args){.kind = linalg_kind_of(v->node->op),
                                  .dtype = n->dtype,
-                                 .batch = 1,
+                                 .batch = tn_product(x->shape, x->rank - 2),
                                  .m = x->shape[x->rank - 2],
                                  .n = x->shape[x->rank - 1],
                                  .k = b ? b->shape[b->rank - 1] : 0};
-    for (int d = 0; d < x->rank - 2; d++)
-        n->linalg.batch *= x->shape[d];
     if (tn_value_numel(v) == 0) n->linalg.batch = 0;
     choose_library(g->binding->device, &n->linalg, &n->by);
     *workspace = tn_linalg_workspace(&n->linalg, tn_threads());

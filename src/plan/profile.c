@@ -41,11 +41,9 @@ static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
     const tn_value *lead = &g->values[group->lead];
     if (group->kind == TN_GROUP_MAP) return tn_value_numel(lead);
     if (group->kind != TN_GROUP_ROWS || !lead->row->impl->loops) return INT64_MAX;
-    int64_t extent[TN_MAX_RANK], places = tn_value_numel(lead);
+    int64_t extent[TN_MAX_RANK];
     int rank = lead->row->impl->loops(lead->node, extent);
-    for (int d = 0; d < rank; d++)
-        places *= extent[d];
-    return places;
+    return tn_value_numel(lead) * tn_product(extent, rank);
 }
 
 /* Each access reads one element per point, so for a lookup table at most the rows that are read are counted. */

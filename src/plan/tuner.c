@@ -64,16 +64,9 @@ static char layout_of(const tn_matrix *x) {
     return x->col_stride == 1 ? 'r' : x->row_stride == 1 ? 'c' : 0;
 }
 
-static int64_t product_of(const int64_t *extent, int axes) {
-    int64_t product = 1;
-    for (int axis = 0; axis < axes; axis++)
-        product *= extent[axis];
-    return product;
-}
-
 static bool write_matmul_key(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
     char a = layout_of(&g->a), b = layout_of(&g->b);
-    int64_t batches = product_of(g->batch, TN_GEMM_BATCH_AXES);
+    int64_t batches = tn_product(g->batch, TN_GEMM_BATCH_AXES);
     double flops = 2.0 * (double)batches * (double)g->m * (double)g->n * (double)g->k;
     if (!a || !b || flops < LEAST_FLOPS) return false;
     snprintf(key, size, "matmul %s %c%c %lldx%lldx%lldx%lld%s%s %d threads %s", tn_dtype_name(dtype), a, b,
@@ -249,7 +242,7 @@ static const double DEVICE_LONGEST = 0.5, SAMPLE = 4e-3;
 
 /* Name and driver version of the device are in the key as a hash. */
 static bool write_tile_key(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
-    int64_t batches = product_of(s->batch, s->batch_axes);
+    int64_t batches = tn_product(s->batch, s->batch_axes);
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)batches;
     if (s->type != KIR_F32 || flops < DEVICE_LEAST_FLOPS) return false;
     uint64_t who =

@@ -354,12 +354,7 @@ void tn_node_forget_inputs(tn_node *n) {
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-int64_t tn_node_numel(const tn_node *n) {
-    int64_t count = 1;
-    for (int d = 0; d < n->rank; d++)
-        count *= n->shape[d];
-    return count;
-}
+int64_t tn_node_numel(const tn_node *n) { return tn_product(n->shape, n->rank); }
 
 size_t tn_node_bytes(const tn_node *n) { return tn_dtype_bytes((tn_dtype)n->dtype, tn_node_numel(n)); }
 
