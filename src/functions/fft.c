@@ -196,7 +196,7 @@ static tn_tensor *refused_signal(const kind *k, const tn_tensor *x, int *dims) {
     if (bad) return bad;
     int rank = tn_rank(x);
     *dims = k->real_in ? rank : rank - 1;
-    if (!is_float(x) && (!k->real_in || tn_dtype_of(x) == TN_BOOL))
+    if (!is_float(x) && !k->real_in)
         return tn_failed(TN_ERR_DTYPE, "%s: the input is %s; it must be floating", k->name,
                          tn_dtype_name(tn_dtype_of(x)));
     if (!k->real_in && (rank < 1 || tn_size(x, -1) != 2))

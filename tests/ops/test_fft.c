@@ -109,7 +109,20 @@ static void wrong_arguments_are_refused(void **state) {
                    "frames of 9 points do not fit a signal of 8");
     assert_refused(tn_stft(real, 4, 0, NULL, false, false), TN_ERR_ARGUMENT, "hop 0");
     assert_refused(tn_istft(x, 4, 2, NULL, false, false, -1), TN_ERR_SHAPE, "istft: expected");
-    assert_ok(tn_status_of(tn_rfft(tn_cast(real, TN_I32), -1, 0, TN_FFT_BACKWARD)));
+}
+
+static void integers_and_bools_are_transformed_as_f32(void **state) {
+    (void)state;
+    static const tn_dtype dtypes[] = {TN_BOOL, TN_U8, TN_I32, TN_I64};
+    static const bool values[] = {true, false, true, true, false};
+    for (size_t i = 0; i < TN_COUNT(dtypes); i++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_from_data(values, (int64_t[]){5}, 1, TN_BOOL);
+        tn_tensor *y = tn_rfft(tn_cast(x, dtypes[i]), -1, 0, TN_FFT_BACKWARD);
+        tn_tensor *z = tn_rfft(tn_cast(x, TN_F32), -1, 0, TN_FFT_BACKWARD);
+        assert_int_equal(tn_dtype_of(y), TN_F32);
+        assert_true(tn_item(tn_all(tn_eq(y, z), TN_ALL, false)) == 1);
+    }
 }
 
 int main(void) {
@@ -118,6 +131,7 @@ int main(void) {
         cmocka_unit_test(long_real_signals_come_back),
         cmocka_unit_test(gradients_are_the_slopes),
         cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(integers_and_bools_are_transformed_as_f32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
