@@ -264,7 +264,7 @@ TN_API tn_tensor *tn_embedding_bag(const tn_tensor *index, const tn_tensor *weig
 
 /* Complex tensors have a last dimension of extent 2, the real and the imaginary part, as torch.view_as_real; `dim` and
  * `dims` count without it. n: points of the transform, to which x is cut or padded with zeros; −1: as many as there are
- * (irfft: 2 · (extent − 1)). Any length up to 2^24. Sums are f32's, in f64 f64's; half precision is computed in f32, and
+ * (irfft: 2 · (extent − 1)). Any length up to 2^24. Sums are f32's, in f64 f64's; half precision is computed in f32;
  * rfft takes integers and bool as f32. norm: what is scaled. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE, TN_ERR_ARGUMENT.
  * Source: torch.fft. */
 typedef enum tn_fft_norm {

@@ -23,7 +23,7 @@ VEC_INLINE double time_steps(const bool of_pairs, const volatile real *seed, V *
     return seconds;
 }
 
-/* Compares the best of many rounds of both, so that interrupts do not matter. A step of pairs is two steps of floats, so
+/* Compares the best of many rounds of both, so that interrupts do not matter. A step of pairs is two of floats, so
  * twice the time is no gain. Processors differ by factors of two, and the threshold is in the middle between two of
  * them. */
 bool tn_gemm_pairs_pay(void) {
