@@ -157,8 +157,8 @@ static tn_status open_classifier(void *model, const char *folder, tn_device *dev
     tn_classifier *c = model;
     TRY(tn_net_open(&c->net, folder, device));
     TRY(read_config(c));
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, load(c));
+    AUTO_DEVICE(device);
+    return load(c);
 }
 
 static void close_classifier(void *model) {
@@ -217,8 +217,8 @@ tn_status tn_classifier_picture(tn_classifier *c, const uint8_t *rgb, int64_t he
     if (!c || !rgb || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_classifier_picture: an argument is NULL");
     if (c->family->input != INPUT_PICTURE)
         return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' classifies sound, not pictures", c->net.folder.path);
-    tn_device *before = tn_txt_enter(c->net.device);
-    return tn_txt_leave(c->net.device, before, run(c, rgb, height, width, NULL, 0, out));
+    AUTO_DEVICE(c->net.device);
+    return run(c, rgb, height, width, NULL, 0, out);
 }
 
 tn_status tn_classifier_prepare(const tn_classifier *c, const uint8_t *rgb, int64_t height, int64_t width, float *out) {
@@ -260,8 +260,8 @@ tn_status tn_classifier_sound(tn_classifier *c, const float *samples, int64_t co
         if (!isfinite(samples[i]))
             return tn_backend_fail(TN_ERR_ARGUMENT, "sample %" PRId64 " is %g; it must be finite", i,
                                    (double)samples[i]);
-    tn_device *before = tn_txt_enter(c->net.device);
-    return tn_txt_leave(c->net.device, before, run(c, NULL, 0, 0, samples, count, out));
+    AUTO_DEVICE(c->net.device);
+    return run(c, NULL, 0, 0, samples, count, out);
 }
 
 void tn_classifier_probabilities(const tn_classifier *c, float *logits) {

@@ -55,18 +55,16 @@ static tn_status keep_embedder(tn_tensor *t, tn_tensor **out) {
 
 static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, hf_linear *out) {
     TN_SCOPE;
-    tn_status status = keep_embedder(load_part(e, layer, part, ".weight"), &out->weight);
+    TRY(keep_embedder(load_part(e, layer, part, ".weight"), &out->weight));
     bool bare = layer >= 0 && e->config.family->bare & 1u << part;
-    if (status == TN_OK && !bare) status = keep_embedder(load_part(e, layer, part, ".bias"), &out->bias);
-    return status;
+    return bare ? TN_OK : keep_embedder(load_part(e, layer, part, ".bias"), &out->bias);
 }
 
 static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *ending, tn_tensor **out) {
     TN_SCOPE;
     tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
                           load_part(e, layer, PART_V, ending)};
-    tn_status status = keep_embedder(tn_cat(parts, 3, 0), out);
-    return status;
+    return keep_embedder(tn_cat(parts, 3, 0), out);
 }
 
 static tn_status take_layer(const tn_embedder *e, int64_t layer, hf_linear l[LAYER_PARTS]) {
@@ -88,63 +86,46 @@ static tn_tensor *frequencies_of(const encoder_config *c) {
 /* The rows of distances after their norm, and which row a distance has. */
 static tn_status take_relative(tn_embedder *e) {
     const encoder_config *c = &e->config;
-    hf_linear by = {NULL, NULL};
+    AUTO_LINEAR hf_linear by = {NULL, NULL};
     int64_t count = 2 * c->longest - 1;
-    float *room = tn_txt_alloc((size_t)count, sizeof *room);
-    tn_status status = room ? take_pair(e, -1, TABLE_RELATIVE_NORM, &by) : TN_ERR_MEMORY;
-    for (int64_t i = 0; status == TN_OK && i < count; i++)
+    AUTO_TXT_FREE float *room = tn_txt_alloc((size_t)count, sizeof *room);
+    if (!room) return TN_ERR_MEMORY;
+    for (int64_t i = 0; i < count; i++)
         room[i] = (float)tn_encoder_distance(c, i - c->longest + 1);
-    {
-        TN_SCOPE;
-        if (status == TN_OK)
-            status = keep_embedder(tn_hf_norm(load_part(e, -1, TABLE_RELATIVE, ".weight"), &by, c->eps),
-                                   &e->weights.relative);
-        if (status == TN_OK)
-            status = keep_embedder(tn_from_data(room, TN_DIMS(count, 1), TN_F32), &e->weights.distances);
-    }
-    tn_hf_free_linear(&by);
-    tn_txt_free(room);
-    return status;
+    TRY(take_pair(e, -1, TABLE_RELATIVE_NORM, &by));
+    TN_SCOPE;
+    TRY(keep_embedder(tn_hf_norm(load_part(e, -1, TABLE_RELATIVE, ".weight"), &by, c->eps), &e->weights.relative));
+    return keep_embedder(tn_from_data(room, TN_DIMS(count, 1), TN_F32), &e->weights.distances);
 }
 
 static tn_status take_tables(tn_embedder *e) {
     const encoder_config *c = &e->config;
-    tn_status status = TN_OK;
-    {
-        TN_SCOPE;
-        status = keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
-        tn_tensor *type = c->types > 0 ? tn_narrow(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0, 1) : NULL;
-        if (c->tasks) type = tn_add(type, tn_narrow(load_part(e, -1, TABLE_TASKS, ".weight"), 0, 0, 1));
-        tn_tensor *places = type;
-        if (c->family->tables[TABLE_POSITIONS])
-            places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
-        if (type && places != type) places = tn_add(places, type);
-        if (status == TN_OK && places) status = keep_embedder(tn_contiguous(places), &e->weights.places);
-        if (status == TN_OK && c->buckets > 0)
-            status = keep_embedder(load_part(e, -1, TABLE_BUCKETS, ".weight"), &e->weights.buckets);
-        if (status == TN_OK && c->base > 0) status = keep_embedder(frequencies_of(c), &e->weights.frequencies);
-    }
-    if (status == TN_OK && c->span > 0) status = take_relative(e);
-    if (status == TN_OK && c->projects) status = take_pair(e, -1, TABLE_PROJECTION, &e->weights.projection);
-    if (status == TN_OK && c->family->tables[TABLE_LAST_NORM])
-        status = take_pair(e, -1, TABLE_LAST_NORM, &e->weights.last_norm);
-    bool norm = status == TN_OK && c->family->tables[TABLE_NORM];
-    return norm ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
+    const char *const *tables = c->family->tables;
+    TN_SCOPE;
+    TRY(keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words));
+    tn_tensor *type = c->types > 0 ? tn_narrow(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0, 1) : NULL;
+    if (c->tasks) type = tn_add(type, tn_narrow(load_part(e, -1, TABLE_TASKS, ".weight"), 0, 0, 1));
+    tn_tensor *places = type;
+    if (tables[TABLE_POSITIONS])
+        places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
+    if (type && places != type) places = tn_add(places, type);
+    if (places) TRY(keep_embedder(tn_contiguous(places), &e->weights.places));
+    if (c->buckets > 0) TRY(keep_embedder(load_part(e, -1, TABLE_BUCKETS, ".weight"), &e->weights.buckets));
+    if (c->base > 0) TRY(keep_embedder(frequencies_of(c), &e->weights.frequencies));
+    if (c->span > 0) TRY(take_relative(e));
+    if (c->projects) TRY(take_pair(e, -1, TABLE_PROJECTION, &e->weights.projection));
+    if (tables[TABLE_LAST_NORM]) TRY(take_pair(e, -1, TABLE_LAST_NORM, &e->weights.last_norm));
+    return tables[TABLE_NORM] ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : TN_OK;
 }
 
 static tn_tensor *as_f32(tn_tensor *t) { return tn_dtype_of(t) == TN_F32 ? t : tn_cast(t, TN_F32); }
 
 static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, hf_linear *out) {
-    hf_weights *w;
-    tn_status status = tn_encoder_dense_weights(&e->folder, d, &w);
-    {
-        TN_SCOPE;
-        if (status == TN_OK) status = keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.weight")), &out->weight);
-        if (status == TN_OK && d->has_bias)
-            status = keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.bias")), &out->bias);
-    }
-    tn_hf_weights_close(w);
-    return status;
+    AUTO_WEIGHTS hf_weights *w = NULL;
+    TRY(tn_encoder_dense_weights(&e->folder, d, &w));
+    TN_SCOPE;
+    TRY(keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.weight")), &out->weight));
+    return d->has_bias ? keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.bias")), &out->bias) : TN_OK;
 }
 
 static tn_status take_weights(tn_embedder *e) {
@@ -180,11 +161,10 @@ static tn_status read_by_language_model(tn_embedder *e, const char *folder, cons
     c->weights_bytes = l->file.weights_bytes;
     c->pooling = l->attention.bidirectional ? TN_POOLING_MEAN : TN_POOLING_LAST;
     TRY(tn_encoder_modules(&e->folder, options, c));
-    tn_device *before = tn_txt_enter(e->device);
-    tn_status status = TN_OK;
-    for (int i = 0; i < c->dense_count && status == TN_OK; i++)
-        status = take_dense(e, &c->dense[i], &e->weights.dense[i]);
-    return tn_txt_leave(e->device, before, status);
+    AUTO_DEVICE(e->device);
+    for (int i = 0; i < c->dense_count; i++)
+        TRY(take_dense(e, &c->dense[i], &e->weights.dense[i]));
+    return TN_OK;
 }
 
 static tn_status check_options(const tn_embedder_options *o) {
@@ -211,8 +191,8 @@ static tn_status open_embedder(void *model, const char *folder, tn_device *devic
     if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
         return read_by_language_model(e, folder, options);
     TRY(tn_encoder_configure(&e->folder, options, &e->config));
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, take_weights(e));
+    AUTO_DEVICE(device);
+    return take_weights(e);
 }
 
 static void close_embedder(void *model) {
@@ -275,8 +255,8 @@ tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
         return tn_backend_fail(
             TN_ERR_UNSUPPORTED, "'%s': an embedder of the family %s cannot become an ONNX model; BERT's relatives can",
             e->folder.path, e->reader ? e->reader->config.family->architecture : e->config.family->model_type);
-    tn_device *before = tn_txt_enter(e->device);
-    return tn_txt_leave(e->device, before, encoder_write_onnx(&e->config, &e->weights, path));
+    AUTO_DEVICE(e->device);
+    return encoder_write_onnx(&e->config, &e->weights, path);
 }
 
 static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
@@ -328,38 +308,29 @@ static void fill_embedder(const text_place *texts, int64_t batch, const pass_mem
 static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t batch, const pass_memory *m) {
     int64_t length = texts[0].length, width = e->config.width;
     bool full = texts[batch - 1].length == length;
-    tn_status status = TN_OK;
     fill_embedder(texts, batch, m);
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        encoder_batch b = {.ids = tn_from_data(m->ids, TN_DIMS(batch, length), TN_I64),
-                           .places = tn_from_data(m->places, TN_DIMS(length), TN_I64)};
-        if (!full) b.seen = tn_from_data(m->seen, TN_DIMS(batch, length), TN_F32);
-        tn_tensor *y = encoder_record(&e->config, &e->weights, &b);
-        status = tn_read(y, m->out, (size_t)(batch * width) * sizeof *m->out);
-        tn_free(y);
-    }
-    for (int64_t i = 0; i < batch && status == TN_OK; i++)
+    TN_SCOPE;
+    TN_NO_GRAD;
+    encoder_batch b = {.ids = tn_from_data(m->ids, TN_DIMS(batch, length), TN_I64),
+                       .places = tn_from_data(m->places, TN_DIMS(length), TN_I64)};
+    if (!full) b.seen = tn_from_data(m->seen, TN_DIMS(batch, length), TN_F32);
+    AUTO_TXT_TENSOR tn_tensor *y = encoder_record(&e->config, &e->weights, &b);
+    TRY(tn_read(y, m->out, (size_t)(batch * width) * sizeof *m->out));
+    for (int64_t i = 0; i < batch; i++)
         memcpy(texts[i].out, m->out + i * width, (size_t)width * sizeof *m->out);
-    return status;
+    return TN_OK;
 }
 
 /* One text by the language model. */
 static tn_status run_reader(const tn_embedder *e, const text_place *text, const pass_memory *m) {
-    tn_status status;
     fill_embedder(text, 1, m);
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        tn_tensor *ids = tn_from_data(m->ids, TN_DIMS(text->length), TN_I64);
-        tn_tensor *places = tn_from_data(m->places, TN_DIMS(text->length), TN_I64);
-        tn_tensor *states = tn_llm_record_states(&e->reader->config, &e->reader->weights, ids, places);
-        tn_tensor *y = pool_and_finish(&e->config, &e->weights, tn_unsqueeze(states, 0), NULL);
-        status = tn_read(y, text->out, (size_t)e->config.width * sizeof *text->out);
-        tn_free(states);
-    }
-    return status;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *ids = tn_from_data(m->ids, TN_DIMS(text->length), TN_I64);
+    tn_tensor *places = tn_from_data(m->places, TN_DIMS(text->length), TN_I64);
+    AUTO_TXT_TENSOR tn_tensor *states = tn_llm_record_states(&e->reader->config, &e->reader->weights, ids, places);
+    tn_tensor *y = pool_and_finish(&e->config, &e->weights, tn_unsqueeze(states, 0), NULL);
+    return tn_read(y, text->out, (size_t)e->config.width * sizeof *text->out);
 }
 
 static tn_status run_passes(const tn_embedder *e, const text_place *texts, int64_t count, const pass_memory *m) {
@@ -414,18 +385,15 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
     if (!e || !ids || !lengths || !out || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_embedder_run: a pointer is NULL, or the number of texts is %" PRId64, count);
-    text_place *texts = tn_txt_alloc((size_t)count, sizeof *texts);
+    AUTO_TXT_FREE text_place *texts = tn_txt_alloc((size_t)count, sizeof *texts);
     if (!texts) return TN_ERR_MEMORY;
-    tn_status status = TN_OK;
-    for (int64_t i = 0; i < count && status == TN_OK; i++) {
-        status = check_text(e, ids, lengths[i], i);
+    for (int64_t i = 0; i < count; i++) {
+        TRY(check_text(e, ids, lengths[i], i));
         texts[i] = (text_place){ids, lengths[i], out + i * e->config.width};
         ids += lengths[i];
     }
-    tn_device *before = tn_txt_enter(e->device);
-    if (status == TN_OK) status = embed(e, texts, count);
-    tn_txt_free(texts);
-    return tn_txt_leave(e->device, before, status);
+    AUTO_DEVICE(e->device);
+    return embed(e, texts, count);
 }
 
 /* ==== operations ================================================================================================== */
@@ -630,6 +598,8 @@ typedef struct named_weights {
     int count;
 } named_weights;
 
+static void free_names(named_weights *n) { tn_txt_free_each(n->list, n->names); }
+
 static void add_name(named_weights *n, const tn_tensor *t) {
     n->list[n->count] = (tn_named_tensor){n->names[n->count], t};
     n->count++;
@@ -686,29 +656,22 @@ static tn_tensor *open_input(const int64_t *numbers) {
 
 static tn_status encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path) {
     static const int64_t some[SOME_TEXTS * SOME_TOKENS];
-    named_weights n = {0};
-    tn_status status = name_weights(c, w, &n);
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        if (status == TN_OK) {
-            tn_tensor *ids = open_input(some), *mask = open_input(some);
-            encoder_batch b = {.ids = ids,
-                               .places = tn_sub(tn_cumsum(tn_ones_like(ids), 1), tn_scalar_int(1)),
-                               .seen = tn_cast(mask, TN_F32),
-                               .apart = true};
-            tn_tensor *y = encoder_record(c, w, &b);
-            const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
-            tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
-            o.name = c->family->model_type;
-            o.dims[0] = "batch";
-            o.dims[1] = "tokens";
-            o.weights = n.list;
-            o.weight_count = n.count;
-            status = tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
-            tn_free(y);
-        }
-    }
-    tn_txt_free_each(n.list, n.names);
-    return status;
+    AUTO_CALL(free_names) named_weights n = {0};
+    TRY(name_weights(c, w, &n));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *ids = open_input(some), *mask = open_input(some);
+    encoder_batch b = {.ids = ids,
+                       .places = tn_sub(tn_cumsum(tn_ones_like(ids), 1), tn_scalar_int(1)),
+                       .seen = tn_cast(mask, TN_F32),
+                       .apart = true};
+    AUTO_TXT_TENSOR tn_tensor *y = encoder_record(c, w, &b);
+    const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
+    tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+    o.name = c->family->model_type;
+    o.dims[0] = "batch";
+    o.dims[1] = "tokens";
+    o.weights = n.list;
+    o.weight_count = n.count;
+    return tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
 }

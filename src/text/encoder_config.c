@@ -593,21 +593,18 @@ tn_status tn_encoder_dense_weights(const hf_folder *f, const encoder_dense *d, h
 }
 
 static tn_status add_dense(const hf_folder *f, const char *path, encoder_config *c) {
-    tn_json_doc *doc = NULL;
-    hf_weights *w = NULL;
+    AUTO_TXT_JSON tn_json_doc *doc = NULL;
+    AUTO_WEIGHTS hf_weights *w = NULL;
     if (c->dense_count == ENC_MOST_DENSE)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/modules.json': more than %d dense layers", f->path,
                                ENC_MOST_DENSE);
     encoder_dense *d = &c->dense[c->dense_count++];
     snprintf(d->path, sizeof d->path, "%s", path);
     TRY(open_config(f, path, &doc));
-    tn_status status = doc ? take_dense(f, tn_json_root(doc), c, d)
-                           : tn_backend_fail(TN_ERR_IO, "'%s/%s' has no config.json", f->path, path);
-    if (status == TN_OK) status = tn_encoder_dense_weights(f, d, &w);
-    if (status == TN_OK) status = check_dense(f, d, w, c);
-    tn_hf_weights_close(w);
-    tn_json_free(doc);
-    return status;
+    if (!doc) return tn_backend_fail(TN_ERR_IO, "'%s/%s' has no config.json", f->path, path);
+    TRY(take_dense(f, tn_json_root(doc), c, d));
+    TRY(tn_encoder_dense_weights(f, d, &w));
+    return check_dense(f, d, w, c);
 }
 
 /* ---- modules.json ------------------------------------------------------------------------------------------------ */

@@ -46,6 +46,8 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 tn_status tn_hf_weights_open(const char *folder, hf_weights **out);
 /* config: quantization_config of config.json. From then on the weights are presented as if they were stored plainly. */
 void tn_hf_weights_close(hf_weights *w); /* NULL is fine */
+#define AUTO_WEIGHTS AUTO_CALL(tn_hf_weights_close_held)
+static inline void tn_hf_weights_close_held(hf_weights **w) { tn_hf_weights_close(*w); }
 int64_t tn_hf_weights_count(const hf_weights *w);
 /* Facts as for safetensors; data is NULL if a pickled tensor is not contiguous, or a quantized one must be decoded. */
 tn_status tn_hf_weights_at(const hf_weights *w, int64_t i, tn_safetensors_info *info);
@@ -114,6 +116,7 @@ typedef struct hf_linear {
 /* "STEM.weight", and with `bias` "STEM.bias". Matrices keep their type unless f32 is set, all else becomes f32. */
 tn_status tn_hf_take_linear(hf_folder *f, const char *stem, const int64_t *shape, bool f32, bool bias, hf_linear *out);
 void tn_hf_free_linear(const hf_linear *l);
+#define AUTO_LINEAR AUTO_CALL(tn_hf_free_linear)
 tn_tensor *tn_hf_linear(const tn_tensor *x, const hf_linear *l);
 /* Norms over the last dimension, with a mean and by the root of the mean square; weight: NULL for none. */
 tn_tensor *tn_hf_norm(const tn_tensor *x, const hf_linear *l, double eps);

@@ -424,15 +424,9 @@ tn_tensor *tn_hf_quant_tensor(const hf_quant *q, const char *name) {
     if (!t->name) return tn_safetensors_tensor(q->file, name);
     static tn_status (*const readers[])(const hf_quant *q, const item *t, float *out) = {
         [QUANT_GPTQ] = read_packed, [QUANT_AWQ] = read_packed, [QUANT_FP8] = read_fp8, [QUANT_MXFP4] = read_mxfp4};
-    float *values = tn_txt_alloc((size_t)(t->info.bytes / 2), sizeof *values);
-    tn_status status = values ? TN_OK : TN_ERR_MEMORY;
-    if (status == TN_OK) status = readers[q->method](q, t, values);
-    tn_tensor *made = NULL;
-    if (status == TN_OK) {
-        TN_SCOPE;
-        made = tn_keep(
-            tn_cast(tn_from_data(values, t->info.shape, t->info.rank, TN_F32), t->info.dtype)); /* the caller's */
-    }
-    tn_txt_free(values);
-    return made ? made : tn_failed(status, "%s", tn_error());
+    AUTO_TXT_FREE float *values = tn_txt_alloc((size_t)(t->info.bytes / 2), sizeof *values);
+    tn_status status = values ? readers[q->method](q, t, values) : TN_ERR_MEMORY;
+    if (status != TN_OK) return tn_failed(status, "%s", tn_error());
+    TN_SCOPE;
+    return tn_keep(tn_cast(tn_from_data(values, t->info.shape, t->info.rank, TN_F32), t->info.dtype));
 }

@@ -191,33 +191,32 @@ static tn_status check_required(const tn_json *schema, const tn_json *properties
 /* Properties come in the schema's order. Two rules a property, from the last to the first: what can follow once one
  * was written, and what if none was. */
 static tn_status put_properties(schema_writer *w, const tn_json *schema, const tn_json *properties, tn_bytes *out) {
-    tn_bytes body = {0};
+    AUTO_BYTES tn_bytes body = {0};
     int after = -1, before = -1; /* of the next property; -1: nothing follows */
-    tn_status status = check_required(schema, properties);
-    for (size_t i = tn_json_length(properties); i-- > 0 && status == TN_OK;) {
+    TRY(check_required(schema, properties));
+    for (size_t i = tn_json_length(properties); i-- > 0;) {
         const char *name = tn_json_key(properties, i);
         int value = 0, next_after = 0, next_before = 0, pair = 0;
         bool needed = is_required(schema, name);
         char tail[2][16] = {"", ""};
         if (after >= 0) snprintf(tail[0], sizeof tail[0], " s%d", after);
         if (before >= 0) snprintf(tail[1], sizeof tail[1], "s%d", before);
-        status = write_schema(w, tn_json_at(properties, i), &value);
+        TRY(write_schema(w, tn_json_at(properties, i), &value));
         body.size = 0;
-        if (status == TN_OK) status = put_string(&body, name, tn_json_key_length(properties, i));
-        if (status == TN_OK) status = put(&body, " \":\" ws s%d", value);
-        if (status == TN_OK) status = end_rule(w, &body, &pair);
+        TRY(put_string(&body, name, tn_json_key_length(properties, i)));
+        TRY(put(&body, " \":\" ws s%d", value));
+        TRY(end_rule(w, &body, &pair));
         body.size = 0;
-        if (status == TN_OK) status = put(&body, needed ? "\",\" ws s%d%s" : "(\",\" ws s%d)?%s", pair, tail[0]);
-        if (status == TN_OK) status = end_rule(w, &body, &next_after);
+        TRY(put(&body, needed ? "\",\" ws s%d%s" : "(\",\" ws s%d)?%s", pair, tail[0]));
+        TRY(end_rule(w, &body, &next_after));
         body.size = 0;
-        if (status == TN_OK) status = put(&body, "s%d%s", pair, tail[0]);
-        if (status == TN_OK && !needed) status = put(&body, " | %s", before >= 0 ? tail[1] : "\"\"");
-        if (status == TN_OK) status = end_rule(w, &body, &next_before);
+        TRY(put(&body, "s%d%s", pair, tail[0]));
+        if (!needed) TRY(put(&body, " | %s", before >= 0 ? tail[1] : "\"\""));
+        TRY(end_rule(w, &body, &next_before));
         after = next_after;
         before = next_before;
     }
-    tn_bytes_free(&body);
-    return status == TN_OK ? put(out, "\"{\" ws s%d ws \"}\"", before) : status;
+    return put(out, "\"{\" ws s%d ws \"}\"", before);
 }
 
 static tn_status put_object(schema_writer *w, const tn_json *schema, tn_bytes *out) {

@@ -249,27 +249,19 @@ static tn_status parse(tn_text_slice text, const char *what, tn_json_doc **doc) 
 }
 
 static tn_status take_sources(tn_tokenizer *t, const sources *s) {
-    tn_json_doc *doc = NULL;
-    tn_status status = parse(s->tokenizer, "tokenizer.json", &doc);
-    if (status == TN_OK) status = read_root(t, tn_json_root(doc));
-    tn_json_free(doc);
-    if (status != TN_OK) return status;
-    const tn_text_slice configs[] = {s->names, s->config};
-    for (size_t i = 0; i < 2 && status == TN_OK; i++) {
-        if (!configs[i].data) continue;
-        status = parse(configs[i], i == 0 ? "special_tokens_map.json" : "tokenizer_config.json", &doc);
-        if (status == TN_OK) status = take_config(t, tn_json_root(doc));
-        tn_json_free(doc);
-    }
-    if (status == TN_OK) status = take_template(t, s->chat);
-    if (status == TN_OK && s->generation.data) {
-        status = parse(s->generation, "generation_config.json", &doc);
-        if (status == TN_OK) take_generation(t, tn_json_root(doc));
-        tn_json_free(doc);
-    }
+    AUTO_TXT_JSON tn_json_doc *doc = NULL, *names = NULL, *config = NULL, *generation = NULL;
+    TRY(parse(s->tokenizer, "tokenizer.json", &doc));
+    TRY(read_root(t, tn_json_root(doc)));
+    if (s->names.data) TRY(parse(s->names, "special_tokens_map.json", &names));
+    if (names) TRY(take_config(t, tn_json_root(names)));
+    if (s->config.data) TRY(parse(s->config, "tokenizer_config.json", &config));
+    if (config) TRY(take_config(t, tn_json_root(config)));
+    TRY(take_template(t, s->chat));
+    if (s->generation.data) TRY(parse(s->generation, "generation_config.json", &generation));
+    if (generation) take_generation(t, tn_json_root(generation));
     const tn_hf_items *single = &t->hf->single;
     t->add_bos = single->count > 0 && single->items[0].id >= 0;
-    return status;
+    return TN_OK;
 }
 
 static tn_status make_hf(const sources *s, tn_tokenizer **out) {
@@ -317,32 +309,33 @@ static tn_status beside(const char *folder, size_t length, const char *name, tn_
     return tn_bytes_append(out, name, strlen(name));
 }
 
+enum { FILES = 5 }; /* that a tokenizer is made of */
+
+static void free_files(tn_bytes (*texts)[FILES]) {
+    for (int i = 0; i < FILES; i++)
+        tn_bytes_free(&(*texts)[i]);
+}
+
 static tn_status open_json(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
     static const char *const names[] = {"special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja",
                                         "generation_config.json"};
-    tn_bytes texts[5] = {0}, place = {0};
-    tn_status status = read_file_hf(path, true, &texts[0]);
-    for (int i = 0; i < 4 && status == TN_OK; i++) {
-        status = beside(folder, length, names[i], &place);
-        if (status == TN_OK) status = read_file_hf(place.data, false, &texts[1 + i]);
+    AUTO_CALL(free_files) tn_bytes texts[FILES] = {0};
+    AUTO_BYTES tn_bytes place = {0};
+    TRY(read_file_hf(path, true, &texts[0]));
+    for (int i = 1; i < FILES; i++) {
+        TRY(beside(folder, length, names[i - 1], &place));
+        TRY(read_file_hf(place.data, false, &texts[i]));
     }
-    if (status == TN_OK) {
-        status = make_hf(&(sources){.tokenizer = {texts[0].data, texts[0].size},
-                                    .names = {texts[1].data, texts[1].size},
-                                    .config = {texts[2].data, texts[2].size},
-                                    .chat = {texts[3].data, texts[3].size},
-                                    .generation = {texts[4].data, texts[4].size}},
-                         out);
-        if (status != TN_OK && status != TN_ERR_MEMORY) {
-            char why[1024];
-            snprintf(why, sizeof why, "%s", tn_error());
-            status = tn_backend_fail(status, "'%s': %s", path, why);
-        }
-    }
-    for (int i = 0; i < 5; i++)
-        tn_bytes_free(&texts[i]);
-    tn_bytes_free(&place);
-    return status;
+    tn_status status = make_hf(&(sources){.tokenizer = {texts[0].data, texts[0].size},
+                                          .names = {texts[1].data, texts[1].size},
+                                          .config = {texts[2].data, texts[2].size},
+                                          .chat = {texts[3].data, texts[3].size},
+                                          .generation = {texts[4].data, texts[4].size}},
+                               out);
+    if (status == TN_OK || status == TN_ERR_MEMORY) return status;
+    char why[1024];
+    snprintf(why, sizeof why, "%s", tn_error());
+    return tn_backend_fail(status, "'%s': %s", path, why);
 }
 
 static tn_status open_gguf(const char *path, tn_tokenizer **out) {
@@ -389,20 +382,13 @@ tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
         return open_json(path, path, slash ? (size_t)(slash - path) + 1 : 0, out);
     }
     if (is_gguf(path) || (length > 5 && !strcmp(path + length - 5, ".gguf"))) return open_gguf(path, out);
-    tn_bytes folder = {0}, file = {0};
-    tn_status status = tn_bytes_append(&folder, path, length);
-    if (status == TN_OK && (length == 0 || path[length - 1] != '/')) status = tn_bytes_append(&folder, "/", 1);
-    if (status == TN_OK) status = beside(folder.data, folder.size, "tokenizer.json", &file);
-    bool old = status == TN_OK && !exists(file.data);
-    if (old) status = beside(folder.data, folder.size, "source.spm", &file);
-    old = old && status == TN_OK && exists(file.data);
-    if (!old && status == TN_OK) status = beside(folder.data, folder.size, "tokenizer.json", &file);
-    if (status == TN_OK)
-        status = old ? open_sentencepiece(file.data, folder.data, folder.size, out)
-                     : open_json(file.data, folder.data, folder.size, out);
-    tn_bytes_free(&folder);
-    tn_bytes_free(&file);
-    return status;
+    AUTO_BYTES tn_bytes folder = {0}, file = {0}, old = {0};
+    TRY(tn_bytes_append(&folder, path, length));
+    if (length == 0 || path[length - 1] != '/') TRY(tn_bytes_append(&folder, "/", 1));
+    TRY(beside(folder.data, folder.size, "tokenizer.json", &file));
+    TRY(beside(folder.data, folder.size, "source.spm", &old));
+    return !exists(file.data) && exists(old.data) ? open_sentencepiece(old.data, folder.data, folder.size, out)
+                                                  : open_json(file.data, folder.data, folder.size, out);
 }
 
 /* ==== GGUF metadata =============================================================================================== */

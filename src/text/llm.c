@@ -106,23 +106,19 @@ static tn_status join_parts(const tn_llm *m, int64_t layer, int slot, const char
     int64_t parts = tn_llm_parts(&m->config, layer, slot);
     llm_tensor info = {.struct_size = sizeof info}, next = {.struct_size = sizeof next};
     if (!tn_llm_expert_name(name, 0, own) || tn_llm_source_find(&m->file->source, own, &info) != TN_OK) return TN_OK;
-    char *all = tn_txt_alloc((size_t)parts, (size_t)info.bytes);
-    tn_status status = all ? TN_OK : TN_ERR_MEMORY;
-    for (int64_t e = 0; e < parts && status == TN_OK; e++) {
+    AUTO_TXT_FREE char *all = tn_txt_alloc((size_t)parts, (size_t)info.bytes);
+    if (!all) return TN_ERR_MEMORY;
+    for (int64_t e = 0; e < parts; e++) {
         tn_llm_expert_name(name, e, own);
-        status = tn_llm_source_find(&m->file->source, own, &next);
-        if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
-            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than the first such matrix",
-                                     tn_llm_source_path(&m->file->source), own);
-        if (status == TN_OK) status = copy_bytes(&m->file->source, &next, all + (size_t)e * (size_t)info.bytes);
+        TRY(tn_llm_source_find(&m->file->source, own, &next));
+        if (next.dtype != info.dtype || next.bytes != info.bytes)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than the first such matrix",
+                                   tn_llm_source_path(&m->file->source), own);
+        TRY(copy_bytes(&m->file->source, &next, all + (size_t)e * (size_t)info.bytes));
     }
-    {
-        TN_SCOPE;
-        if (status == TN_OK)
-            *out = tn_retain(tn_from_data(all, TN_DIMS(parts, info.shape[0], info.shape[1]), info.dtype));
-    }
-    tn_txt_free(all);
-    return status == TN_OK ? tn_eval(out, 1) : status;
+    TN_SCOPE;
+    *out = tn_retain(tn_from_data(all, TN_DIMS(parts, info.shape[0], info.shape[1]), info.dtype));
+    return tn_eval(out, 1);
 }
 
 /* The handle is the model's, whatever scope the caller stands in. Vectors are made f32, which they are computed in, and
@@ -234,15 +230,12 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
     int64_t half = half_of(m, local);
     tn_tensor **out = &m->weights.rope[local];
     if (m->weights.head[SLOT_POSITIONS] || half == 0) return TN_OK; /* they are learned, or no layer needs them */
-    float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
+    AUTO_TXT_FREE float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
-    tn_status status = fill_frequencies(m, local, values + half, values);
-    {
-        TN_SCOPE;
-        if (status == TN_OK) *out = tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
-    }
-    tn_txt_free(values);
-    return status == TN_OK ? tn_status_of(*out) : status;
+    TRY(fill_frequencies(m, local, values + half, values));
+    TN_SCOPE;
+    *out = tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
+    return tn_status_of(*out);
 }
 
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
@@ -524,10 +517,6 @@ tn_status tn_llm_train_embedding(tn_llm *m) {
     return TN_OK;
 }
 
-/* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
-tn_device *tn_llm_enter(const tn_llm *m) { return tn_txt_enter(m->device); }
-void tn_llm_leave(const tn_llm *m, tn_device *before) { (void)tn_txt_leave(m->device, before, TN_OK); }
-
 /* Handles of another conversation's adapter. */
 static tn_status share_adapter(tn_llm *m, const tn_llm *with) {
     if (!with->weights.lora) return TN_OK;
@@ -575,9 +564,9 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
     TRY(check_cache_type(m));
     TRY(check_memory(m, options, false, options->conversations));
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = options->conversations > 1 ? make_pool(m, options->conversations) : TN_OK;
-    return tn_txt_leave(m->device, before, status == TN_OK ? set_up(m, NULL, options->adapter) : status);
+    AUTO_DEVICE(m->device);
+    if (options->conversations > 1) TRY(make_pool(m, options->conversations));
+    return set_up(m, NULL, options->adapter);
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -613,8 +602,8 @@ tn_status tn_llm_open_reader(const char *path, tn_device *device, tn_llm **out) 
     tn_llm *m = *out = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     m->device = device;
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = tn_txt_leave(m->device, before, open_reader(m, path));
+    AUTO_DEVICE(m->device);
+    tn_status status = open_reader(m, path);
     if (status == TN_OK) return TN_OK;
     tn_llm_close(m);
     *out = NULL;
@@ -638,8 +627,8 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
     TRY(check_cache_type(m));
     join_pool(m, with);
     TRY(check_memory(m, o ? o : &usual, true, m->pool ? 0 : 1));
-    tn_device *before = tn_llm_enter(m);
-    return tn_txt_leave(m->device, before, set_up(m, with, NULL));
+    AUTO_DEVICE(m->device);
+    return set_up(m, with, NULL);
 }
 
 tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out) {
@@ -746,8 +735,8 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
     TRY(tn_llm_refuse_recurrent(m, "tn_llm_export_onnx", "an ONNX network would need their states as inputs"));
-    tn_device *before = tn_llm_enter(m);
-    return tn_txt_leave(m->device, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
+    AUTO_DEVICE(m->device);
+    return tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache);
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
@@ -908,8 +897,8 @@ static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bo
 tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits) {
     TRY(check_ids(m, ids, count));
     if (count == 1) return tn_llm_step(m, ids[0], logits);
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = tn_txt_leave(m->device, before, tn_llm_mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
+    AUTO_DEVICE(m->device);
+    tn_status status = tn_llm_mend(m, run_prompt_llm(m, ids, count, logits != NULL));
     if (status == TN_OK && logits) *logits = m->logits;
     return status;
 }
@@ -927,8 +916,8 @@ static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float 
 tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
     TRY(check_ids(m, ids, count));
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
-    tn_device *before = tn_llm_enter(m);
-    return tn_txt_leave(m->device, before, tn_llm_mend(m, run_logits(m, ids, count, out)));
+    AUTO_DEVICE(m->device);
+    return tn_llm_mend(m, run_logits(m, ids, count, out));
 }
 
 /* ---- how large the numbers are that weights are multiplied with -------------------------------------------------- */
@@ -945,6 +934,8 @@ typedef struct importance {
     double *sums;
     int64_t count, width;
 } importance;
+
+static void importance_free(importance *p) { tn_txt_free_each(p->probes, p->sums, p->read); }
 
 static tn_status add_probes(importance *p) {
     TRY(tn_eval(p->probes, (int)p->count));
@@ -1016,17 +1007,15 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
     TRY(check_ids(m, ids, count < m->config.context ? count : m->config.context));
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= m->config.size[SIZE_VOCABULARY]) return check_ids(m, ids + i, 1);
-    importance p = {.count = m->config.layers * LLM_PROBES + 1};
+    AUTO_CALL(importance_free) importance p = {.count = m->config.layers * LLM_PROBES + 1};
     const llm_size sizes[] = {SIZE_HIDDEN, SIZE_QUERIES, SIZE_INTERMEDIATE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (m->config.size[sizes[i]] > p.width) p.width = m->config.size[sizes[i]];
     p.probes = tn_txt_zalloc((size_t)p.count, sizeof(tn_tensor *));
     p.sums = tn_txt_zalloc((size_t)(p.count * p.width), sizeof *p.sums);
     p.read = tn_txt_alloc((size_t)p.width, sizeof *p.read);
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
-    tn_txt_free_each(p.probes, p.sums, p.read);
-    return tn_txt_leave(m->device, before, status);
+    AUTO_DEVICE(m->device);
+    return p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
 }
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
@@ -1060,9 +1049,9 @@ static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
 }
 
 tn_status tn_llm_step_alone(tn_llm *m, int32_t id, const float **logits) {
-    tn_device *before = tn_llm_enter(m);
+    AUTO_DEVICE(m->device);
     const float *found = NULL;
-    TRY(tn_txt_leave(m->device, before, tn_llm_mend(m, run_token(m, id, &found))));
+    TRY(tn_llm_mend(m, run_token(m, id, &found)));
     tn_llm_append(m, &id, 1);
     if (logits) *logits = found;
     return TN_OK;
@@ -1090,6 +1079,6 @@ static tn_status prepare_llm(tn_llm *m) {
 
 tn_status tn_llm_prepare(tn_llm *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
-    tn_device *before = tn_llm_enter(m);
-    return tn_txt_leave(m->device, before, tn_llm_mend(m, prepare_llm(m)));
+    AUTO_DEVICE(m->device);
+    return tn_llm_mend(m, prepare_llm(m));
 }

@@ -356,20 +356,22 @@ static tn_status pass_drafted(tn_llm_batch *b, const int32_t *ids, const share *
     const int rows = pass_rows[which];
     tn_tensor *logits = NULL;
     const void *at = NULL;
-    float *copy = NULL;
+    AUTO_TXT_FREE float *copy = NULL;
+    AUTO_TXT_TENSOR tn_tensor *captured = NULL;
     TRY(read_drafted_rows(b, ids, shares, rows));
     TN_SCOPE;
-    bool captured = !b->drafted[which];
+    bool captures = !b->drafted[which];
     tn_status status = run_drafted(b, which, &logits);
-    if (status == TN_OK) status = tn_peek(logits, &at);
-    if (status == TN_OK && !at) {
+    if (captures) captured = logits;
+    TRY(status);
+    TRY(tn_peek(logits, &at));
+    if (!at) {
         copy = tn_txt_alloc((size_t)rows, logits_bytes(b));
-        status = copy ? tn_read(logits, copy, (size_t)rows * logits_bytes(b)) : TN_ERR_MEMORY;
+        if (!copy) return TN_ERR_MEMORY;
+        TRY(tn_read(logits, copy, (size_t)rows * logits_bytes(b)));
     }
-    if (status == TN_OK) hand_out(b, ids, shares, at ? at : copy);
-    tn_txt_free(copy);
-    if (captured) tn_free(logits);
-    return status;
+    hand_out(b, ids, shares, at ? at : copy);
+    return TN_OK;
 }
 
 static tn_status step_drafted(tn_llm_batch *b, const int32_t *ids) {
@@ -400,8 +402,7 @@ static bool takes_drafts(const tn_llm_batch *b, const int32_t *ids) {
 tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
     TRY(check_step(b, ids));
     TRY(follow_models(b));
-    const tn_llm *first = b->models[0];
-    tn_device *before = tn_llm_enter(first);
+    AUTO_DEVICE(b->models[0]->device);
     bool drafted = takes_drafts(b, ids);
     tn_status status = drafted ? step_drafted(b, ids) : read_batch_rows(b, ids);
     if (status == TN_OK && !drafted) status = b->graph ? launch_batch(b) : capture_batch(b);
@@ -409,8 +410,7 @@ tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **l
         status = tn_llm_mend(b->models[i], status);
         tn_llm_drop_draft(b->models[i]);
     }
-    tn_llm_leave(first, before);
-    if (status != TN_OK) return status;
+    TRY(status);
     for (int i = 0; i < b->count && !drafted; i++) {
         if (ids[i] >= 0)
             tn_llm_append(b->models[i], &ids[i], 1);

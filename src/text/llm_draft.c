@@ -295,10 +295,8 @@ tn_status tn_llm_step_drafted(tn_llm *m, int32_t id, const float **logits) {
     TRY(tn_llm_draft_make(m, id, false, &guesses, &count));
     int which = count > 0 ? choose_width(m, count + 1) : -1;
     if (which < 0) return tn_llm_step_alone(m, id, logits);
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = tn_llm_mend(m, run_pass(m, d, id, count, which));
-    tn_llm_leave(m, before);
-    if (status != TN_OK) return status;
+    AUTO_DEVICE(m->device);
+    TRY(tn_llm_mend(m, run_pass(m, d, id, count, which)));
     tn_llm_draft_checked(m, id, count, d->logits);
     if (logits) *logits = d->logits;
     return TN_OK;

@@ -47,16 +47,12 @@ tn_tensor *tn_llm_lora_rows(const llm_config *c, int slot, const tn_tensor *b, b
     if (!c->file.naming->gguf || !c->positions.interleaved || c->family->positions.folder_interleaved ||
         (slot != SLOT_Q && slot != SLOT_K))
         return tn_retain((tn_tensor *)(uintptr_t)b);
-    tn_tensor *out;
-    {
-        TN_SCOPE;
-        int64_t half = c->size[SIZE_HALF], heads = tn_size(b, 0) / (2 * half), rank = tn_size(b, 1);
-        tn_tensor *by_head =
-            to_folder ? tn_reshape(b, TN_DIMS(heads, half, 2, rank)) : tn_reshape(b, TN_DIMS(heads, 2, half, rank));
-        tn_tensor *moved = tn_contiguous(tn_permute(by_head, TN_DIMS(0, 2, 1, 3)));
-        out = tn_retain(tn_reshape(moved, TN_DIMS(tn_size(b, 0), rank)));
-    }
-    return out;
+    TN_SCOPE;
+    int64_t half = c->size[SIZE_HALF], heads = tn_size(b, 0) / (2 * half), rank = tn_size(b, 1);
+    tn_tensor *by_head =
+        to_folder ? tn_reshape(b, TN_DIMS(heads, half, 2, rank)) : tn_reshape(b, TN_DIMS(heads, 2, half, rank));
+    tn_tensor *moved = tn_contiguous(tn_permute(by_head, TN_DIMS(0, 2, 1, 3)));
+    return tn_retain(tn_reshape(moved, TN_DIMS(tn_size(b, 0), rank)));
 }
 
 /* ---- merging ----------------------------------------------------------------------------------------------------- */
@@ -65,16 +61,12 @@ tn_tensor *tn_llm_merged(const tn_llm *m, int64_t layer, int slot) {
     const llm_weights *w = &m->weights;
     const tn_tensor *weight = layer < 0 ? w->head[slot] : w->layers[layer].weight[slot];
     const llm_lora *l = layer >= 0 && w->lora ? &w->lora[layer * LAYER_SLOTS + slot] : NULL;
-    tn_tensor *out;
     if (!weight) return NULL;
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        tn_tensor *whole = tn_cast(weight, TN_F32);
-        if (l && l->a) whole = tn_add(whole, tn_mul_scalar(tn_matmul(l->b, l->a), w->lora_scale));
-        out = tn_retain(whole);
-    }
-    return out;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *whole = tn_cast(weight, TN_F32);
+    if (l && l->a) whole = tn_add(whole, tn_mul_scalar(tn_matmul(l->b, l->a), w->lora_scale));
+    return tn_retain(whole);
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */

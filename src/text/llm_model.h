@@ -573,8 +573,6 @@ struct tn_llm {
 
 /* llm.c: a conversation's parts that llm_state.c and llm_batch.c need. enter makes the model's device the thread's
  * current one, and gives the one that leave goes back to. */
-tn_device *tn_llm_enter(const tn_llm *m);
-void tn_llm_leave(const tn_llm *m, tn_device *before);
 size_t tn_llm_embedding_row(const tn_llm *m); /* bytes of a token's row */
 tn_status tn_llm_train_embedding(tn_llm *m);  /* for a trainer: its rows are those of the tensor from now on */
 void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed; a draft is obsolete */

@@ -520,6 +520,8 @@ typedef struct named_weights {
     int count;
 } named_weights;
 
+static void free_names(named_weights *n) { tn_txt_free(n->list); }
+
 static void add_name(named_weights *n, const llm_source *s, const llm_naming *naming, int64_t layer, int slot,
                      const tn_tensor *t) {
     llm_tensor info = {.struct_size = sizeof info};
@@ -581,6 +583,7 @@ typedef struct network {
     char (*names)[LLM_NAME_SIZE];
     tn_tensor **past, **present;
     float *zeros; /* a layer's SOME_PAST keys */
+    int64_t layers;
     int in_count, out_count, name_count;
 } network;
 
@@ -604,8 +607,8 @@ static tn_status begin_network(network *n, const llm_config *c) {
     return n->zeros && n->in && n->out && n->names && n->past && n->present ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void end_network(network *n, int64_t layers) {
-    for (int64_t i = 0; n->present && i < A_LAYER * layers; i++)
+static void end_network(network *n) {
+    for (int64_t i = 0; n->present && i < A_LAYER * n->layers; i++)
         tn_free(n->present[i]);
     tn_txt_free_each(n->in, n->out, n->names, n->past, n->present, n->zeros);
 }
@@ -668,18 +671,13 @@ static tn_status save_network(network *n, const llm_config *c, const llm_weights
 
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
                             bool cache) {
-    named_weights weights = {0};
-    network n = {0};
-    tn_status status = name_weights(s, c, w, &weights);
-    if (status == TN_OK) status = begin_network(&n, c);
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        if (status == TN_OK) status = save_network(&n, c, w, &weights, path, cache);
-    }
-    end_network(&n, c->layers);
-    tn_txt_free(weights.list);
-    return status;
+    AUTO_CALL(free_names) named_weights weights = {0};
+    AUTO_CALL(end_network) network n = {.layers = c->layers};
+    TRY(name_weights(s, c, w, &weights));
+    TRY(begin_network(&n, c));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    return save_network(&n, c, w, &weights, path, cache);
 }
 
 /* ==== latent attention ============================================================================================ */

@@ -106,6 +106,8 @@ typedef struct adapter_list {
     int64_t rank;
 } adapter_list;
 
+static void adapter_list_free(adapter_list *l) { tn_txt_free_each(l->items, l->names); }
+
 static void add_half(adapter_list *l, const char *module, char letter, tn_tensor *t) {
     snprintf(l->names[l->count], ADAPTER_NAME, "base_model.model.%s.lora_%c.weight", module, letter);
     l->items[l->count] = (tn_named_tensor){l->names[l->count], t};
@@ -133,18 +135,14 @@ tn_status tn_llm_save_adapter(const tn_llm *m, const char *folder, const char *b
     TRY(join_path(folder, "adapter_model.safetensors", path));
     TRY(make_folder(folder));
     size_t most = 2 * (size_t)m->config.layers * LAYER_SLOTS;
+    AUTO_CALL(adapter_list_free)
     adapter_list l = {.items = tn_txt_alloc(most, sizeof *l.items), .names = tn_txt_alloc(most, sizeof *l.names)};
-    tn_status status = l.items && l.names ? TN_OK : TN_ERR_MEMORY;
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        if (status == TN_OK) list_adapter(m, &l);
-        if (status == TN_OK) status = tn_safetensors_save(path, l.items, l.count, &format, 1);
-    }
-    tn_txt_free_each(l.items, l.names);
-    return status == TN_OK
-               ? write_settings(m, l.rank, base_model ? base_model : tn_llm_source_path(&m->file->source), folder)
-               : status;
+    if (!l.items || !l.names) return TN_ERR_MEMORY;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    list_adapter(m, &l);
+    TRY(tn_safetensors_save(path, l.items, l.count, &format, 1));
+    return write_settings(m, l.rank, base_model ? base_model : tn_llm_source_path(&m->file->source), folder);
 }
 
 /* ==== the model =================================================================================================== */
@@ -361,8 +359,6 @@ tn_status tn_llm_can_save_model(const tn_llm *m, const char *path) {
 
 tn_status tn_llm_save_model(tn_llm *m, const char *path) {
     TRY(tn_llm_can_save_model(m, path));
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = m->file->source.gguf ? save_gguf(m, path) : save_folder(m, path);
-    tn_llm_leave(m, before);
-    return status;
+    AUTO_DEVICE(m->device);
+    return m->file->source.gguf ? save_gguf(m, path) : save_folder(m, path);
 }

@@ -84,10 +84,8 @@ tn_status tn_llm_save(const tn_llm *m, const char *path) {
     AUTO_TXT_FREE tn_named_tensor *list = tn_txt_zalloc(caches + 1, sizeof *list);
     AUTO_TXT_FREE char(*names)[STATE_NAME] = tn_txt_zalloc(caches, sizeof *names);
     if (!list || !names) return TN_ERR_MEMORY;
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = write_state(m, path, list, names);
-    tn_llm_leave(m, before);
-    return status;
+    AUTO_DEVICE(m->device);
+    return write_state(m, path, list, names);
 }
 
 /* ---- load -------------------------------------------------------------------------------------------------------- */
@@ -152,12 +150,10 @@ static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t p
             continue;
         }
         TN_SCOPE;
-        tn_tensor *saved = tn_retain(tn_safetensors_tensor(f, name));
+        AUTO_TXT_TENSOR tn_tensor *saved = tn_retain(tn_safetensors_tensor(f, name));
         tn_tensor *cache = cache_of(m, i);
-        tn_status status = tn_status_of(tn_copy_(own_part(m, i, pages), saved));
-        if (status == TN_OK) status = tn_eval(&cache, 1);
-        tn_free(saved);
-        if (status != TN_OK) return status;
+        TRY(tn_status_of(tn_copy_(own_part(m, i, pages), saved)));
+        TRY(tn_eval(&cache, 1));
     }
     return TN_OK;
 }
@@ -185,12 +181,11 @@ static tn_status read_state(tn_llm *m, const tn_safetensors *f, const char *path
 tn_status tn_llm_load(tn_llm *m, const char *path) {
     tn_safetensors *f = NULL;
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_load: the model or the path is NULL");
+    AUTO_TXT_FREE int32_t *tokens = tn_txt_alloc((size_t)m->config.context, sizeof *tokens);
+    if (!tokens) return TN_ERR_MEMORY;
     TRY(tn_safetensors_open(path, &f));
-    int32_t *tokens = tn_txt_alloc((size_t)m->config.context, sizeof *tokens);
-    tn_device *before = tn_llm_enter(m);
-    tn_status status = tokens ? read_state(m, f, path, tokens) : TN_ERR_MEMORY;
-    tn_llm_leave(m, before);
-    tn_txt_free(tokens);
+    AUTO_DEVICE(m->device);
+    tn_status status = read_state(m, f, path, tokens);
     tn_safetensors_close(f);
     return status;
 }

@@ -256,9 +256,8 @@ tn_status tn_finetune_new(tn_llm *m, const tn_finetune_options *options, tn_fine
     m->token = NULL;
     m->renewals++; /* so do those of batches */
     tn_llm_drop_draft_graphs(m);
-    tn_device *before = tn_llm_enter(m);
+    AUTO_DEVICE(m->device);
     tn_status status = set_up_trainer(t, &o);
-    tn_llm_leave(m, before);
     m->trained = true;
     if (status == TN_OK) {
         *out = t;
@@ -629,8 +628,10 @@ static bool has_gradients(const tn_finetune *t) {
 static tn_status run_parts(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                            tn_finetune_stats *result) {
     int size = tn_group_size(t->group), most = (t->parts + size - 1) / size;
-    tn_tensor *flats[MOST_PARTS] = {NULL}, *before = NULL, *sum = NULL;
-    part_report own[MOST_PARTS] = {{0}}, *all = tn_txt_zalloc((size_t)most * (size_t)size, sizeof *all);
+    tn_tensor *flats[MOST_PARTS] = {NULL};
+    AUTO_TXT_TENSOR tn_tensor *before = NULL, *sum = NULL;
+    part_report own[MOST_PARTS] = {{0}};
+    AUTO_TXT_FREE part_report *all = tn_txt_zalloc((size_t)most * (size_t)size, sizeof *all);
     int64_t length = 0;
     if (!all) return TN_ERR_MEMORY; /* the caller ends the group, so that the others do not wait */
     for (int i = 0; i < t->parameter_count; i++)
@@ -647,9 +648,6 @@ static tn_status run_parts(tn_finetune *t, const tn_finetune_example *examples, 
     if (status == TN_OK) status = spread(t, sum);
     for (int k = 0; k < most; k++)
         tn_free(flats[k]);
-    tn_free(before);
-    tn_free(sum);
-    tn_txt_free(all);
     return status;
 }
 
@@ -658,29 +656,25 @@ static tn_status add_gradients(tn_finetune *t, const tn_finetune_example *exampl
     return t->parts > 1 ? run_parts(t, examples, count, found) : run_batch(t, examples, count, true, found);
 }
 
-static tn_status leave_batch(tn_finetune *t, tn_device *before, tn_status status, const tn_finetune_stats *found,
-                             tn_finetune_stats *result) {
-    tn_llm_leave(t->m, before);
-    if (status == TN_OK && result) *result = *found;
-    return status;
-}
-
 tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                                tn_finetune_stats *result) {
     tn_finetune_stats found;
     TRY(check_batch(t, examples, count, result, &found));
-    tn_device *before = tn_llm_enter(t->m);
+    AUTO_DEVICE(t->m->device);
     tn_status status = add_gradients(t, examples, count, &found);
     if (status != TN_OK) tn_optimizer_zero_grad(t->optimizer);
-    return leave_batch(t, before, status, &found, result);
+    if (status == TN_OK && result) *result = found;
+    return status;
 }
 
 tn_status tn_finetune_evaluate(tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                                tn_finetune_stats *result) {
     tn_finetune_stats found;
     TRY(check_batch(t, examples, count, result, &found));
-    tn_device *before = tn_llm_enter(t->m);
-    return leave_batch(t, before, run_batch(t, examples, count, false, &found), &found, result);
+    AUTO_DEVICE(t->m->device);
+    TRY(run_batch(t, examples, count, false, &found));
+    if (result) *result = found;
+    return TN_OK;
 }
 
 static tn_status update(tn_finetune *t, double loss, double *norm) {
@@ -705,13 +699,14 @@ tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, 
                            tn_finetune_stats *result) {
     tn_finetune_stats found;
     TRY(check_batch(t, examples, count, result, &found));
-    tn_device *before = tn_llm_enter(t->m);
+    AUTO_DEVICE(t->m->device);
     tn_status status = add_gradients(t, examples, count, &found);
     if (status == TN_OK) status = update(t, found.loss, &found.grad_norm);
     tn_optimizer_zero_grad(t->optimizer);
     t->m->position = 0; /* the caches hold what other weights computed */
     tn_llm_drop_draft(t->m);
-    return leave_batch(t, before, status, &found, result);
+    if (status == TN_OK && result) *result = found;
+    return status;
 }
 
 tn_status tn_finetune_save_adapter(tn_finetune *t, const char *folder, const char *base_model) {
@@ -720,6 +715,6 @@ tn_status tn_finetune_save_adapter(tn_finetune *t, const char *folder, const cha
     if (t->rank == 0)
         return tn_backend_fail(TN_ERR_STATE, "tn_finetune_save_adapter: all weights are trained, so there is no "
                                              "adapter; use tn_llm_save_model");
-    tn_device *before = tn_llm_enter(t->m);
-    return leave_batch(t, before, tn_llm_save_adapter(t->m, folder, base_model), NULL, NULL);
+    AUTO_DEVICE(t->m->device);
+    return tn_llm_save_adapter(t->m, folder, base_model);
 }

@@ -185,8 +185,8 @@ static tn_status decode(tn_moonshine *m, const float *samples, int64_t count, tn
 
 static tn_status hear_window(void *ctx, const float *samples, int64_t count, tn_ids *ids, tn_bytes *text) {
     tn_moonshine *m = ctx;
-    tn_device *before = tn_txt_enter(m->net.device);
-    TRY(tn_txt_leave(m->net.device, before, decode(m, samples, count, ids)));
+    AUTO_DEVICE(m->net.device);
+    TRY(decode(m, samples, count, ids));
     return tn_tokenizer_decode(m->tokenizer, ids->data, ids->count, 0, text);
 }
 
@@ -235,8 +235,8 @@ static tn_status open_moonshine(void *model, const char *folder, tn_device *devi
     m->net.eps = 1e-5;
     TRY(read_config(m));
     TRY(tn_tokenizer_open(folder, &m->tokenizer));
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, load(m));
+    AUTO_DEVICE(device);
+    return load(m);
 }
 
 static void close_moonshine(void *model) {

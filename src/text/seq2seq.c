@@ -388,8 +388,8 @@ static tn_status open_model(void *model, const char *folder, tn_device *device, 
     m->run.bucket_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.bucket_room);
     m->run.mask_room = tn_txt_alloc((size_t)m->config.context + PAGE, sizeof *m->run.mask_room);
     if (!m->run.token.logits || !m->run.bucket_room || !m->run.mask_room) return TN_ERR_MEMORY;
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, take_weights(m));
+    AUTO_DEVICE(device);
+    return take_weights(m);
 }
 
 static void close_model(void *model) {
@@ -655,8 +655,8 @@ tn_status tn_seq2seq_encode(tn_seq2seq *m, const int32_t *ids, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         TRY(check_id(m, ids[i]));
     m->run.position = 0;
-    tn_device *before = tn_txt_enter(m->device);
-    tn_status status = tn_txt_leave(m->device, before, encode(m, ids, count));
+    AUTO_DEVICE(m->device);
+    tn_status status = encode(m, ids, count);
     m->run.encoded = status == TN_OK;
     return status;
 }
@@ -690,8 +690,8 @@ tn_status tn_seq2seq_step(tn_seq2seq *m, int32_t id, const float **logits) {
             TN_ERR_ARGUMENT, "the answer is full: %" PRId64 " tokens; tn_seq2seq_options.context (--context) sets more",
             m->config.context);
     const float *found = NULL;
-    tn_device *before = tn_txt_enter(m->device);
-    tn_status status = tn_txt_leave(m->device, before, step(m, id, &found));
+    AUTO_DEVICE(m->device);
+    tn_status status = step(m, id, &found);
     m->run.encoded = status == TN_OK;
     if (status != TN_OK) return status;
     m->run.position++;

@@ -124,8 +124,8 @@ static tn_status open_speech(void *model, const char *folder, tn_device *device,
     TRY(tn_tokenizer_open(folder, &s->tokenizer));
     TRY(tn_speech_read_tokens(s));
     TRY(tn_log_mel_init(&s->front, s->config.mels, false));
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, set_up(s));
+    AUTO_DEVICE(device);
+    return set_up(s);
 }
 
 static void close_speech(void *model) {
@@ -286,8 +286,8 @@ static tn_status encode(tn_speech *s, const float *features) {
 tn_status tn_speech_encode(tn_speech *s, const float *features) {
     if (!s || !features) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_speech_encode: an argument is NULL");
     s->position = 0;
-    tn_device *before = tn_txt_enter(s->device);
-    tn_status status = tn_txt_leave(s->device, before, encode(s, features));
+    AUTO_DEVICE(s->device);
+    tn_status status = encode(s, features);
     s->encoded = status == TN_OK;
     return status;
 }
@@ -310,8 +310,8 @@ tn_status tn_speech_step(tn_speech *s, int32_t id, const float **logits) {
         return tn_backend_fail(TN_ERR_ARGUMENT, "the sequence is full: the model supports %" PRId64 " tokens",
                                s->config.context);
     const float *found = NULL;
-    tn_device *before = tn_txt_enter(s->device);
-    tn_status status = tn_txt_leave(s->device, before, step(s, id, &found));
+    AUTO_DEVICE(s->device);
+    tn_status status = step(s, id, &found);
     s->encoded = status == TN_OK; /* otherwise the states may be lost */
     if (status != TN_OK) return status;
     s->position++;

@@ -240,8 +240,8 @@ static tn_status open_ctc(void *model, const char *folder, tn_device *device, TN
     m->blank = tn_json_int(tn_json_get(f->config, "pad_token_id"), 0);
     TRY(read_spelling(m));
     TRY(read_letters(m));
-    tn_device *before = tn_txt_enter(device);
-    return tn_txt_leave(device, before, load(m));
+    AUTO_DEVICE(device);
+    return load(m);
 }
 
 static void close_ctc(void *model) {
@@ -393,17 +393,13 @@ tn_status tn_ctc_encoder_prepare(const ctc_encoder *e, const float *samples, int
 }
 
 static tn_status run(tn_ctc *m, const float *samples, int64_t count, float *out) {
-    float *sound;
+    AUTO_TXT_FREE float *sound = NULL;
     size_t size = (size_t)tn_ctc_frames(m, count) * (size_t)m->vocabulary * sizeof *out;
-    tn_status status = tn_ctc_encoder_prepare(&m->encoder, samples, count, &sound);
-    tn_device *before = tn_txt_enter(m->net.device);
-    if (status == TN_OK) {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        status = tn_read(record(m, tn_from_data(sound, TN_DIMS(count), TN_F32)), out, size);
-    }
-    tn_txt_free(sound);
-    return tn_txt_leave(m->net.device, before, status);
+    TRY(tn_ctc_encoder_prepare(&m->encoder, samples, count, &sound));
+    AUTO_DEVICE(m->net.device);
+    TN_SCOPE;
+    TN_NO_GRAD;
+    return tn_read(record(m, tn_from_data(sound, TN_DIMS(count), TN_F32)), out, size);
 }
 
 tn_status tn_ctc_logits(tn_ctc *m, const float *samples, int64_t count, float *out) {
@@ -434,26 +430,23 @@ static tn_status spell(const tn_ctc *m, const float *logits, int64_t frames, tn_
 
 tn_status tn_ctc_windows(const float *samples, int64_t count, int64_t least, tn_window_hear *hear, void *model,
                          tn_speech_take *take, void *ctx) {
-    tn_status status = TN_OK;
-    for (int64_t at = 0; at < count && status == TN_OK; at += WINDOW) {
+    for (int64_t at = 0; at < count; at += WINDOW) {
         int64_t n = count - at < WINDOW ? count - at : WINDOW;
-        tn_ids ids = {0};
-        tn_bytes text = {0};
+        AUTO_IDS tn_ids ids = {0};
+        AUTO_BYTES tn_bytes text = {0};
         if (n < least) break;
-        if (at > 0) status = tn_bytes_append(&text, " ", 1);
-        if (status == TN_OK) status = hear(model, samples + at, n, &ids, &text);
-        if (status == TN_OK) status = tn_bytes_append(&text, "", 0);
+        if (at > 0) TRY(tn_bytes_append(&text, " ", 1));
+        TRY(hear(model, samples + at, n, &ids, &text));
+        TRY(tn_bytes_append(&text, "", 0));
         tn_speech_segment s = {(double)at / TN_SPEECH_RATE,
                                (double)(at + n) / TN_SPEECH_RATE,
                                text.data,
                                ids.data,
                                (int64_t)ids.count,
                                NULL};
-        if (status == TN_OK) status = take(ctx, &s);
-        tn_ids_free(&ids);
-        tn_bytes_free(&text);
+        TRY(take(ctx, &s));
     }
-    return status;
+    return TN_OK;
 }
 
 static tn_status hear_letters(void *ctx, const float *samples, int64_t count, tn_ids *ids, tn_bytes *text) {

@@ -30,6 +30,7 @@ void tn_txt_free_list(void *const *blocks, size_t count);
 #define AUTO_CALL(function) __attribute__((cleanup(function)))
 #define AUTO_TXT_FREE AUTO_CALL(tn_txt_free_held)
 #define AUTO_BYTES AUTO_CALL(tn_bytes_free)
+#define AUTO_IDS AUTO_CALL(tn_ids_free)
 #define AUTO_TXT_JSON AUTO_CALL(tn_txt_json_free_held)
 #define AUTO_TXT_TENSOR AUTO_CALL(tn_txt_tensor_free_held)
 static inline void tn_txt_free_held(void *variable) {
@@ -63,18 +64,16 @@ static inline int tn_txt_hex(char c) {
 /* As tn_failed, for errors in files: a message names the file and no line of this library. */
 #define tn_txt_failed(...) (tn_at(NULL, 0), (tn_failed)(__VA_ARGS__))
 
-/* A model's tensors live on its device, whichever the caller's thread works on: that device becomes the current one.
- * Returns the one to go back to. */
+/* AUTO_DEVICE(m->device); is a declaration: a model's tensors live on its device, whichever the caller's thread works
+ * on, so that device is the current one from here to the end of the block. */
+#define AUTO_DEVICE(device) AUTO_CALL(tn_txt_leave) tn_device *device_before = tn_txt_enter(device)
 static inline tn_device *tn_txt_enter(tn_device *device) {
     tn_device *before = tn_current_device();
     if (before != device) tn_set_current_device(device);
     return before;
 }
-
-/* Goes back from a model's device; returns status. */
-static inline tn_status tn_txt_leave(tn_device *device, tn_device *before, tn_status status) {
-    if (before != device) tn_set_current_device(before);
-    return status;
+static inline void tn_txt_leave(tn_device **before) {
+    if (tn_current_device() != *before) tn_set_current_device(*before);
 }
 
 /* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys after the

@@ -344,8 +344,8 @@ static tn_status make_filters(log_mel *m) {
 tn_status tn_log_mel_init(log_mel *m, int64_t mels, bool kaldi) {
     *m = (log_mel){.mels = mels, .points = kaldi ? KALDI_POINTS : POINTS};
     TRY(tn_device_open("cpu", NULL, NULL, &m->device));
-    tn_device *before = tn_txt_enter(m->device);
-    return tn_txt_leave(m->device, before, make_filters(m));
+    AUTO_DEVICE(m->device);
+    return make_filters(m);
 }
 
 void tn_log_mel_free(log_mel *m) {
@@ -427,8 +427,8 @@ tn_status tn_log_mel_run(const log_mel *m, const float *samples, int64_t count, 
     const mirrored x = {samples, count, count > window ? count : window};
     AUTO_TXT_FREE double *room = tn_txt_zalloc((size_t)CHUNK * (size_t)(POINTS + m->mels), sizeof *room);
     if (!room) return TN_ERR_MEMORY;
-    tn_device *before = tn_txt_enter(m->device);
-    return tn_txt_leave(m->device, before, run_chunks(m, &x, room, out));
+    AUTO_DEVICE(m->device);
+    return run_chunks(m, &x, room, out);
 }
 
 tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count, int64_t rows, float *out) {
@@ -440,9 +440,9 @@ tn_status tn_log_mel_kaldi(const log_mel *m, const float *samples, int64_t count
     if (!room) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < rows; i++)
         fill_kaldi_frame(samples + i * MEL_HOP, room + i * m->points);
-    tn_device *before = tn_txt_enter(m->device);
+    AUTO_DEVICE(m->device);
     double *bands = room + rows * m->points;
-    TRY(tn_txt_leave(m->device, before, transform(m, room, rows, 1.1920928955078125e-7, bands)));
+    TRY(transform(m, room, rows, 1.1920928955078125e-7, bands));
     for (int64_t i = 0; i < rows * m->mels; i++)
         out[i] = (float)log(bands[i]);
     return TN_OK;
