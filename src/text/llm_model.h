@@ -1,6 +1,6 @@
 /* llm_model.h — shared by the files of the language model: its checked sizes, its weights by slot.
  *
- * A model comes from a GGUF file or a Hugging Face folder. llm_folder.c reads the settings of either into an
+ * A model comes from a GGUF file or a Hugging Face folder. llm_gguf.c and llm_folder.c read its settings into an
  * llm_config; llm_families.c has the table of families, layer_slots.def and head_slots.def the weights with their names
  * and shapes; llm_config.c checks that every tensor matches; llm_record.c records the model's operations and exports
  * them to ONNX; llm.c owns the sequence: cache, plans, position. */
@@ -478,6 +478,10 @@ double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);
 /* llm_folder.c: the list of config.json's rope under this name, checked; out may be NULL. */
 tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, float *out);
+/* llm_folder.c: sizes of heads of latent attention, and the scale of its scores with YaRN (all: mscale_all_dim). */
+void tn_llm_set_latent_sizes(llm_config *c, int64_t rope, int64_t plain, int64_t values);
+tn_status tn_llm_check_latent_sizes(const char *path, const llm_config *c);
+void tn_llm_set_latent_scale(llm_config *c, double all);
 tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts);
 
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */
