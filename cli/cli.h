@@ -11,12 +11,32 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "cli/clock.h"
 #include "trunnion/device.h"
+#include "trunnion/json.h"
 #include "trunnion/survive.h"
+#include "trunnion/tensor.h"
 
 #define TRY TN_TRY
+
+/* Before a declaration with an initializer: frees what the variable holds where its scope ends, on every way out.
+ * AUTO_CALL(f) calls f(&variable) there. */
+#define AUTO_CALL(function) __attribute__((cleanup(function)))
+#define AUTO_FREE AUTO_CALL(cli_free_held)
+#define AUTO_JSON AUTO_CALL(cli_json_free_held)
+#define AUTO_TENSOR AUTO_CALL(cli_tensor_free_held)
+#define AUTO_BYTES AUTO_CALL(tn_bytes_free)
+#define AUTO_IDS AUTO_CALL(tn_ids_free)
+static inline void cli_free_held(void *variable) {
+    void *block;
+    memcpy(&block, variable, sizeof block);
+    free(block);
+}
+static inline void cli_json_free_held(tn_json_doc **doc) { tn_json_free(*doc); }
+static inline void cli_tensor_free_held(tn_tensor **t) { tn_free(*t); }
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 

@@ -117,28 +117,25 @@ static tn_status check_architecture(const convert_file *in, const convert_wishes
 }
 
 static tn_status convert(convert_wishes *w, convert_kind to, const convert_importance *importance, convert_report *r) {
-    convert_file in;
-    double begun = cli_now();
     convert_folder folder;
-    tn_status status = convert_open(w->in, &in);
+    AUTO_CALL(convert_close) convert_file in = {.count = 0};
+    double begun = cli_now();
+    TRY(convert_open(w->in, &in));
     in.importance = importance;
-    if (status == TN_OK && to == CONVERT_GGUF && cli_is_folder(w->in)) {
+    bool from_folder = to == CONVERT_GGUF && cli_is_folder(w->in);
+    if (from_folder || to == CONVERT_FOLDER) {
         in.folder = &folder;
-        status = convert_folder_open(w->in, in.count, &folder);
-        if (status == TN_OK) status = convert_leave_out(&in);
+        TRY(from_folder ? convert_folder_open(w->in, in.count, &folder)
+                        : convert_folder_from(in.gguf, in.count, &folder));
+        TRY(convert_leave_out(&in));
     }
-    if (status == TN_OK && to == CONVERT_FOLDER) {
-        in.folder = &folder;
-        status = convert_folder_from(in.gguf, in.count, &folder);
-        if (status == TN_OK) status = convert_leave_out(&in);
-    }
-    if (status == TN_OK && to == CONVERT_GGUF) status = check_architecture(&in, w);
-    if (status == TN_OK) status = convert_mix_open(&in, w);
-    if (status == TN_OK) status = ways[to].write(&in, w, r);
+    if (to == CONVERT_GGUF) TRY(check_architecture(&in, w));
+    TRY(convert_mix_open(&in, w));
+    TRY(ways[to].write(&in, w, r));
     r->tensors = in.count;
-    for (int64_t i = 0; i < in.count && status == TN_OK; i++) {
+    for (int64_t i = 0; i < in.count; i++) {
         convert_tensor t;
-        status = convert_at(&in, i, &t);
+        TRY(convert_at(&in, i, &t));
         r->input_bytes += t.bytes;
         bool same, quantised = t.dtype < TN_DTYPE_COUNT && tn_dtype_block(t.dtype) > 1;
         if (quantised && w->to != TN_DTYPE_COUNT && tn_dtype_block(convert_type_for(w, &t, true, &same)) > 1)
@@ -146,9 +143,7 @@ static tn_status convert(convert_wishes *w, convert_kind to, const convert_impor
     }
     if (to != CONVERT_FOLDER) r->bytes = convert_size_of(w->out);
     r->seconds = cli_now() - begun;
-    if (status == TN_OK && w->verify) status = ways[to].verify(&in, w, r);
-    convert_close(&in);
-    return status;
+    return w->verify ? ways[to].verify(&in, w, r) : TN_OK;
 }
 
 static int run_convert(int argc, char **argv) {

@@ -193,6 +193,7 @@ typedef struct convert_bytes {
     const void *bytes;
     int64_t size;
 } convert_bytes;
+static inline void convert_bytes_free(convert_bytes *b) { free(b->data); }
 
 bool convert_parse_type(const char *text, tn_dtype *out); /* what --quantize takes */
 const char *convert_type_names(char *out, size_t size);   /* "F32, F16, …"; returns out */

@@ -127,19 +127,18 @@ tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, conv
 static tn_tensor *join_expert(const convert_file *f, const convert_tensor *t) {
     place p = expert_place_of(f->folder, t->expert);
     tn_safetensors_info one;
-    char *all = malloc((size_t)t->bytes + 1);
-    tn_status status = all ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name);
-    for (p.expert = 0; p.expert < t->shape[0] && status == TN_OK; p.expert++) {
-        status = find_one(f, p, &one);
-        bool alike = status == TN_OK && one.dtype == t->dtype && one.bytes == t->bytes / t->shape[0];
-        if (status == TN_OK && !alike)
-            status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has another type or shape than that of the first expert",
-                                     one.name);
-        if (alike) memcpy(all + p.expert * one.bytes, one.data, (size_t)one.bytes);
+    AUTO_FREE char *all = malloc((size_t)t->bytes + 1);
+    if (!all) return (void)tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name), NULL;
+    for (p.expert = 0; p.expert < t->shape[0]; p.expert++) {
+        if (find_one(f, p, &one) != TN_OK) return NULL;
+        if (one.dtype != t->dtype || one.bytes != t->bytes / t->shape[0]) {
+            (void)tn_backend_fail(TN_ERR_FORMAT, "'%s' has another type or shape than that of the first expert",
+                                  one.name);
+            return NULL;
+        }
+        memcpy(all + p.expert * one.bytes, one.data, (size_t)one.bytes);
     }
-    tn_tensor *joined = status == TN_OK ? tn_from_data(all, t->shape, 3, t->dtype) : NULL;
-    free(all);
-    return joined;
+    return tn_from_data(all, t->shape, 3, t->dtype);
 }
 
 tn_tensor *convert_experts_tensor(const convert_file *f, const convert_tensor *t) {

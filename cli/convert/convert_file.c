@@ -40,22 +40,21 @@ static bool is_weight(const char *name) {
 static tn_status open_onnx(convert_file *f) {
     tn_onnx_options o = TN_ONNX_DEFAULTS;
     o.weights_only = true;
-    tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
+    TRY(tn_onnx_open(f->path, &o, &f->onnx));
     int count = tn_onnx_weight_count(f->onnx);
-    if (status == TN_OK && !(f->weights = malloc((size_t)count * sizeof *f->weights + 1)))
-        status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for %d weights", count);
-    for (int i = 0; i < count && status == TN_OK; i++) {
+    f->weights = malloc((size_t)count * sizeof *f->weights + 1);
+    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %d weights", count);
+    for (int i = 0; i < count; i++) {
         const char *name;
         const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, i, &name);
         if (!is_weight(name)) continue;
         if (tn_onnx_value_kind(v) != TN_ONNX_TENSOR)
-            status =
-                tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                "'%s': '%.100s' contains strings, which other file types cannot store", f->path, name);
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s': '%.100s' contains strings, which other file types cannot store", f->path,
+                                   name);
         f->weights[f->count++] = i;
     }
-    if (status == TN_OK && f->count == 0) status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' has no weights", f->path);
-    return status;
+    return f->count > 0 ? TN_OK : tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' has no weights", f->path);
 }
 
 tn_status convert_open(const char *path, convert_file *f) {

@@ -388,27 +388,24 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->heads = folder_number_of(f, f->family->heads, 0);
     f->kv_heads = folder_number_of(f, "num_key_value_heads", f->heads);
     f->turned = f->family->rotates_neighbours;
-    tn_status status = open_mixture(f);
-    if (status == TN_OK) status = take_names(f);
-    if (status != TN_OK) return status;
-    if (is_count(f->heads) && is_count(f->kv_heads)) {
-        status = refuse_forms(f);
-        return status == TN_OK && f->family->turns ? convert_rope_open(f) : status;
-    }
-    return convert_fail(path, TN_ERR_FORMAT, "the number of heads is missing");
+    TRY(open_mixture(f));
+    TRY(take_names(f));
+    if (!is_count(f->heads) || !is_count(f->kv_heads))
+        return convert_fail(path, TN_ERR_FORMAT, "the number of heads is missing");
+    TRY(refuse_forms(f));
+    return f->family->turns ? convert_rope_open(f) : TN_OK;
 }
 
 /* Mixtral's files are llama's, with experts. */
 static tn_status open_mixture_of(convert_folder *f, const tn_gguf *file) {
     char key[KEY_SIZE];
     int64_t experts = 0, layers = 0;
-    tn_status status = TN_OK;
-    if (tn_gguf_get(file, folder_key_of(f, "expert_count", key))) status = tn_gguf_get_int(file, key, &experts);
-    if (status == TN_OK && experts > 0) status = tn_gguf_get_int(file, folder_key_of(f, "block_count", key), &layers);
-    for (int i = 0; i < FAMILIES && experts > 0; i++)
+    if (tn_gguf_get(file, folder_key_of(f, "expert_count", key))) TRY(tn_gguf_get_int(file, key, &experts));
+    if (experts == 0) return TN_OK;
+    TRY(tn_gguf_get_int(file, folder_key_of(f, "block_count", key), &layers));
+    for (int i = 0; i < FAMILIES; i++)
         if (families[i].mixture != NO_MIXTURE && strcmp(families[i].architecture, f->architecture) == 0)
             f->family = &families[i];
-    if (status != TN_OK || experts == 0) return status;
     if (f->family->mixture != NO_MIXTURE) return convert_experts_open(f, experts, layers);
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': %s models with experts cannot be converted to folders", f->path,
                            f->architecture);
@@ -421,25 +418,24 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     char key[KEY_SIZE], known[200];
     int64_t length;
     *f = (convert_folder){.path = tn_gguf_path(file), .count = tensors, .back = true};
-    tn_status status = tn_gguf_get_string(file, "general.architecture", &word, &length);
-    for (int i = 0; i < FAMILIES && status == TN_OK && !f->family; i++)
+    TRY(tn_gguf_get_string(file, "general.architecture", &word, &length));
+    for (int i = 0; i < FAMILIES && !f->family; i++)
         if (strlen(families[i].architecture) == (size_t)length &&
             memcmp(families[i].architecture, word, (size_t)length) == 0)
             f->family = &families[i];
-    if (status != TN_OK) return status;
     if (!f->family)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': models of architecture '%.*s' cannot be converted to folders; supported are %s",
                                f->path, (int)length, word, known_types(true, known, sizeof known));
     f->architecture = f->family->architecture;
     f->turned = f->family->rotates_neighbours;
-    status = tn_gguf_get_int(file, folder_key_of(f, "attention.head_count", key), &f->heads);
+    TRY(tn_gguf_get_int(file, folder_key_of(f, "attention.head_count", key), &f->heads));
     f->kv_heads = f->heads;
-    if (tn_gguf_get(file, folder_key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
-        status = tn_gguf_get_int(file, key, &f->kv_heads);
-    if (status == TN_OK) status = open_mixture_of(f, file);
-    if (status == TN_OK) status = take_names(f);
-    if (status != TN_OK || (is_count(f->heads) && is_count(f->kv_heads))) return status;
+    if (tn_gguf_get(file, folder_key_of(f, "attention.head_count_kv", key)))
+        TRY(tn_gguf_get_int(file, key, &f->kv_heads));
+    TRY(open_mixture_of(f, file));
+    TRY(take_names(f));
+    if (is_count(f->heads) && is_count(f->kv_heads)) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s': the number of heads is missing", f->path);
 }
 
@@ -517,12 +513,11 @@ enum { SCALES = sizeof scales / sizeof *scales };
 
 static tn_status put_scales(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
-    tn_status status = TN_OK;
-    for (int i = 0; i < SCALES && status == TN_OK && strcmp(f->architecture, "granite") == 0; i++) {
+    for (int i = 0; i < SCALES && strcmp(f->architecture, "granite") == 0; i++) {
         double v = tn_json_number(tn_json_get(tn_json_root(f->config), scales[i][0]), 1);
-        status = tn_gguf_put_float(w, folder_key_of(f, scales[i][1], key), TN_GGUF_F32, v);
+        TRY(tn_gguf_put_float(w, folder_key_of(f, scales[i][1], key), TN_GGUF_F32, v));
     }
-    return status;
+    return TN_OK;
 }
 
 void convert_scales_back(const tn_gguf *file, const char *architecture, cli_json *j) {

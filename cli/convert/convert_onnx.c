@@ -67,12 +67,9 @@ tn_status convert_is_computed(const char *path) {
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, TN_UNUSED convert_report *r) {
     tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS;
     o.cache = !w->no_cache;
-    whole_model m;
-    tn_status status = open_model(in->path, &m);
-    if (status == TN_OK)
-        status = m.llm ? tn_llm_export_onnx(m.llm, w->out, &o) : tn_embedder_export_onnx(m.embedder, w->out);
-    close_model(&m);
-    return status;
+    AUTO_CALL(close_model) whole_model m = {.llm = NULL};
+    TRY(open_model(in->path, &m));
+    return m.llm ? tn_llm_export_onnx(m.llm, w->out, &o) : tn_embedder_export_onnx(m.embedder, w->out);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -89,33 +86,30 @@ static bool are_same(const float *x, const float *y, const convert_tensor *t) {
 
 static tn_status compare_weight(const convert_file *in, const convert_file *out, const convert_tensor *t,
                                 const convert_tensor *back, convert_report *r) {
-    float *x = convert_numbers(in, t), *y = convert_numbers(out, back);
-    tn_status status = x && y ? TN_OK : TN_ERR_FORMAT;
+    AUTO_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, back);
     convert_class *row = convert_class_of(r, t, back->type);
     row->tensors++;
     row->numel += t->numel;
     row->bytes += back->bytes;
-    if (status == TN_OK && !are_same(x, y, t))
-        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other numbers", t->name);
-    free(x);
-    free(y);
-    r->compared += status == TN_OK;
-    return status;
+    if (!x || !y) return TN_ERR_FORMAT;
+    if (!are_same(x, y, t))
+        return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other numbers", t->name);
+    r->compared++;
+    return TN_OK;
 }
 
 /* Those that are there as they were; others were turned or joined, which the outputs have to prove. */
 static tn_status compare_weights(const convert_file *in, const char *path, convert_report *r) {
-    convert_file out;
-    tn_status status = convert_open(path, &out);
-    for (int64_t i = 0; i < out.count && status == TN_OK; i++) {
+    AUTO_CALL(convert_close) convert_file out = {.count = 0};
+    TRY(convert_open(path, &out));
+    for (int64_t i = 0; i < out.count; i++) {
         convert_tensor t, back;
-        status = convert_at(&out, i, &back);
-        if (status != TN_OK || convert_find(in, back.name, &t) != TN_OK) continue;
+        TRY(convert_at(&out, i, &back));
+        if (convert_find(in, back.name, &t) != TN_OK) continue;
         bool same_form = t.rank == back.rank && memcmp(t.shape, back.shape, sizeof t.shape) == 0;
-        if (same_form) status = compare_weight(in, &out, &t, &back, r);
+        if (same_form) TRY(compare_weight(in, &out, &t, &back, r));
     }
-    convert_close(&out);
-    return status;
+    return TN_OK;
 }
 
 /* ---- outputs ----------------------------------------------------------------------------------------------------- */
@@ -192,17 +186,16 @@ static tn_status run_piece(tn_onnx *network, run_values *v, int64_t numbers, flo
 static tn_status run_pieces(tn_onnx *network, run_values *v, const int32_t *ids, int64_t count, int64_t width,
                             float *out) {
     const int64_t ends[] = {has_cache(v) ? count / 2 : count, has_cache(v) ? count / 2 + 1 : count, count};
-    tn_status status = give_no_past(network, v);
     int64_t first = 0;
-    for (int i = 0; i < 3 && status == TN_OK; i++) {
+    TRY(give_no_past(network, v));
+    for (int i = 0; i < 3; i++) {
         int64_t here = ends[i] - first;
         if (here == 0) continue;
-        status = give_tokens(v, ids, first, here);
-        int64_t rows = v->embeds ? 1 : here;
-        if (status == TN_OK) status = run_piece(network, v, rows * width, out + first * width);
+        TRY(give_tokens(v, ids, first, here));
+        TRY(run_piece(network, v, (v->embeds ? 1 : here) * width, out + first * width));
         first = ends[i];
     }
-    return status;
+    return TN_OK;
 }
 
 static tn_status run_network(tn_onnx *network, const whole_model *m, const int32_t *ids, int64_t count, float *out) {
@@ -228,25 +221,25 @@ static tn_status run_model(whole_model *m, const int32_t *ids, int64_t count, fl
 static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, convert_report *r) {
     int32_t ids[LONG_TEXT];
     int64_t numbers = m->width * (m->embedder ? 1 : count);
-    float *want = malloc(2 * (size_t)numbers * sizeof *want), *got = want ? want + numbers : NULL;
+    AUTO_FREE float *want = malloc(2 * (size_t)numbers * sizeof *want);
     if (!want) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numbers);
     for (int64_t i = 0; i < count; i++)
         ids[i] = (int32_t)((i + 1) * 7919 % m->vocabulary);
     double most = 0, difference = 0;
-    tn_status status = run_model(m, ids, count, want);
-    if (status == TN_OK) status = run_network(network, m, ids, count, got);
-    for (int64_t i = 0; i < numbers && status == TN_OK; i++) {
+    const float *got = want + numbers;
+    TRY(run_model(m, ids, count, want));
+    TRY(run_network(network, m, ids, count, want + numbers));
+    for (int64_t i = 0; i < numbers; i++) {
         most = fmax(most, fabs((double)want[i]));
         double error = fabs((double)got[i] - (double)want[i]);
         if (!isfinite(error))
-            status = tn_backend_fail(
+            return tn_backend_fail(
                 TN_ERR_FORMAT, "verification failed: number %lld of the results is %g, but %g in the original model",
                 (long long)i, (double)got[i], (double)want[i]);
         difference = fmax(difference, error);
     }
-    free(want);
-    if (status == TN_OK && difference > 0) r->output_error = fmax(r->output_error, difference / most);
-    return status;
+    if (difference > 0) r->output_error = fmax(r->output_error, difference / most);
+    return TN_OK;
 }
 
 static tn_status compare_outputs(const convert_file *in, const char *path, convert_report *r) {

@@ -174,11 +174,11 @@ static tn_status put_yarn(const convert_folder *f, tn_gguf_writer *w) {
         return convert_fail(f->path, TN_ERR_UNSUPPORTED,
                             "yarn with 'truncate' false or with 'mscale' cannot be converted to GGUF");
     double amplitude = real_of(o, "attention_factor", usual) / usual;
-    tn_status status = put_real(f, w, "scaling.factor", factor);
-    if (status == TN_OK) status = put_trained(f, w);
-    if (status == TN_OK && amplitude != 1) status = put_real(f, w, "scaling.attn_factor", amplitude);
-    if (status == TN_OK && fast != 32) status = put_real(f, w, "scaling.yarn_beta_fast", fast);
-    return status == TN_OK && slow != 1 ? put_real(f, w, "scaling.yarn_beta_slow", slow) : status;
+    TRY(put_real(f, w, "scaling.factor", factor));
+    TRY(put_trained(f, w));
+    if (amplitude != 1) TRY(put_real(f, w, "scaling.attn_factor", amplitude));
+    if (fast != 32) TRY(put_real(f, w, "scaling.yarn_beta_fast", fast));
+    return slow != 1 ? put_real(f, w, "scaling.yarn_beta_slow", slow) : TN_OK;
 }
 
 static tn_status put_longrope(const convert_folder *f, tn_gguf_writer *w) {
@@ -202,17 +202,14 @@ static const struct {
 tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY];
     const char *type = rope_type_of(f);
-    tn_status status = put_real(f, w, "freq_base", base_of(f));
-    if (status == TN_OK)
-        status = tn_gguf_put_int(w, rope_key_of(f->architecture, "dimension_count", key), TN_GGUF_U32, rotated_of(f));
-    for (size_t i = 0; i < sizeof ways / sizeof *ways && status == TN_OK; i++) {
+    TRY(put_real(f, w, "freq_base", base_of(f)));
+    TRY(tn_gguf_put_int(w, rope_key_of(f->architecture, "dimension_count", key), TN_GGUF_U32, rotated_of(f)));
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         if (strcmp(ways[i].type, type) != 0) continue;
         if (ways[i].named)
-            status =
-                tn_gguf_put_string(w, rope_key_of(f->architecture, "scaling.type", key), type, (int64_t)strlen(type));
-        return status == TN_OK && ways[i].put ? ways[i].put(f, w) : status;
+            TRY(tn_gguf_put_string(w, rope_key_of(f->architecture, "scaling.type", key), type, (int64_t)strlen(type)));
+        return ways[i].put ? ways[i].put(f, w) : TN_OK;
     }
-    if (status != TN_OK) return status;
     return convert_fail(f->path, TN_ERR_UNSUPPORTED, "rope type '%.40s' cannot be converted to GGUF", type);
 }
 

@@ -157,15 +157,12 @@ static void *blocks_of(const convert_file *in, const convert_tensor *t, tn_dtype
 
 /* What the bytes are as numbers, beside what they were. */
 static tn_status measure_written(convert_class *row, const float *x, const void *data, tn_dtype to, int64_t numel) {
-    tn_tensor *t = tn_from_data(data, &numel, 1, to), *cast = tn_cast(t, TN_F32);
-    float *y = malloc((size_t)numel * sizeof *y + 1);
-    tn_status status = y ? tn_read(cast, y, (size_t)numel * sizeof *y)
-                         : tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numel);
-    if (status == TN_OK) convert_measure(row, x, y, numel);
-    free(y);
-    tn_free(cast);
-    tn_free(t);
-    return status;
+    AUTO_TENSOR tn_tensor *t = tn_from_data(data, &numel, 1, to), *cast = tn_cast(t, TN_F32);
+    AUTO_FREE float *y = malloc((size_t)numel * sizeof *y + 1);
+    if (!y) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numel);
+    TRY(tn_read(cast, y, (size_t)numel * sizeof *y));
+    convert_measure(row, x, y, numel);
+    return TN_OK;
 }
 
 tn_status convert_read_same(const convert_file *in, const convert_tensor *t, convert_bytes *out) {
@@ -177,11 +174,9 @@ tn_status convert_read_same(const convert_file *in, const convert_tensor *t, con
     out->size = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
     out->bytes = out->data = malloc((size_t)out->size + 1);
     if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name);
-    tn_tensor *tensor = convert_tensor_of(in, t);
+    AUTO_TENSOR tn_tensor *tensor = convert_tensor_of(in, t);
     if (!tensor) return TN_ERR_FORMAT; /* it has been said why */
-    tn_status status = tn_read(tensor, out->data, (size_t)out->size);
-    tn_free(tensor);
-    return status;
+    return tn_read(tensor, out->data, (size_t)out->size);
 }
 
 tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype to, bool same, convert_report *r,
@@ -195,12 +190,10 @@ tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype 
         row->bytes += out->size;
         return status;
     }
-    float *x = convert_numbers(in, t);
+    AUTO_FREE float *x = convert_numbers(in, t);
     if (!x) return tn_backend_fail(TN_ERR_FORMAT, "'%s' cannot be converted: %s", t->name, tn_error());
     out->size = (int64_t)tn_dtype_bytes(to, t->numel);
     out->bytes = out->data = blocks_of(in, t, to, x, (size_t)out->size);
     row->bytes += out->size;
-    tn_status status = out->data ? measure_written(row, x, out->data, to, t->numel) : TN_ERR_MEMORY;
-    free(x);
-    return status;
+    return out->data ? measure_written(row, x, out->data, to, t->numel) : TN_ERR_MEMORY;
 }

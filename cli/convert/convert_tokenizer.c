@@ -65,15 +65,14 @@ static tn_status read_tokens(const convert_folder *f, const tn_json *root, vocab
     v->types = calloc((size_t)v->count, sizeof *v->types);
     if (!v->tokens || !v->types)
         return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld tokens", (long long)v->count);
-    tn_status status = TN_OK;
-    for (size_t i = 0; tn_json_key(vocab, i) && status == TN_OK; i++)
-        status = place_token(v, tn_json_key(vocab, i), tn_json_int(tn_json_at(vocab, i), -1), NORMAL);
-    for (size_t i = 0; i < tn_json_length(added) && status == TN_OK; i++) {
+    for (size_t i = 0; tn_json_key(vocab, i); i++)
+        TRY(place_token(v, tn_json_key(vocab, i), tn_json_int(tn_json_at(vocab, i), -1), NORMAL));
+    for (size_t i = 0; i < tn_json_length(added); i++) {
         const tn_json *t = tn_json_at(added, i);
-        status = place_token(v, tn_json_string(tn_json_get(t, "content"), NULL), tn_json_int(tn_json_get(t, "id"), -1),
-                             tn_json_bool(tn_json_get(t, "special"), false) ? CONTROL : USER);
+        TRY(place_token(v, tn_json_string(tn_json_get(t, "content"), NULL), tn_json_int(tn_json_get(t, "id"), -1),
+                        tn_json_bool(tn_json_get(t, "special"), false) ? CONTROL : USER));
     }
-    return status == TN_OK ? name_the_rest(v) : status;
+    return name_the_rest(v);
 }
 
 /* Older files have a merge as one text, newer ones as a pair. */
@@ -164,27 +163,24 @@ static int by_text(const void *a, const void *b) {
 
 /* The first merge that makes a token is its rank; what none makes comes last. */
 static tn_status rank_tokens(vocabulary *v) {
-    spelling *sorted = malloc((size_t)v->count * sizeof *sorted);
+    AUTO_FREE spelling *sorted = malloc((size_t)v->count * sizeof *sorted);
     v->scores = malloc((size_t)v->count * sizeof *v->scores);
-    tn_status status = sorted && v->scores ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for scores");
-    for (int64_t i = 0; i < v->count && status == TN_OK; i++) {
+    if (!sorted || !v->scores) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for scores");
+    for (int64_t i = 0; i < v->count; i++) {
         sorted[i] = (spelling){v->tokens[i], i};
         v->scores[i] = v->types[i] == NORMAL ? -(float)v->merge_count : 0;
     }
-    if (status == TN_OK) qsort(sorted, (size_t)v->count, sizeof *sorted, by_text);
-    for (int64_t i = v->merge_count - 1; i >= 0 && status == TN_OK; i--) {
+    qsort(sorted, (size_t)v->count, sizeof *sorted, by_text);
+    for (int64_t i = v->merge_count - 1; i >= 0; i--) {
         const char *blank = strchr(v->merges[i] ? v->merges[i] : "", ' ');
-        char *whole = blank ? strdup(v->merges[i]) : NULL;
-        if (!whole) status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is invalid", (long long)i);
-        if (!whole) break;
+        AUTO_FREE char *whole = blank ? strdup(v->merges[i]) : NULL;
+        if (!whole) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is invalid", (long long)i);
         memmove(whole + (blank - v->merges[i]), blank + 1, strlen(blank));
         spelling wanted = {whole, 0};
         const spelling *found = bsearch(&wanted, sorted, (size_t)v->count, sizeof *sorted, by_text);
         if (found) v->scores[found->id] = -(float)i;
-        free(whole);
     }
-    free(sorted);
-    return status;
+    return TN_OK;
 }
 
 /* "<0x0A>" */
@@ -209,12 +205,12 @@ static tn_status put_sentence(const tn_json *root, vocabulary *v, bool in_front,
         v->types[i] = UNKNOWN;
         id = i;
     }
-    tn_status status = rank_tokens(v);
-    if (status == TN_OK) status = tn_gguf_put_string(w, "tokenizer.ggml.model", "llama", 5);
-    if (status == TN_OK) status = tn_gguf_put_array(w, "tokenizer.ggml.scores", TN_GGUF_F32, v->count, v->scores);
-    if (status == TN_OK) status = tn_gguf_put_int(w, "tokenizer.ggml.add_space_prefix", TN_GGUF_BOOL, in_front);
-    if (status == TN_OK) status = tn_gguf_put_int(w, "tokenizer.ggml.add_eos_token", TN_GGUF_BOOL, adds(root, true));
-    return status != TN_OK || id < 0 ? status : tn_gguf_put_int(w, "tokenizer.ggml.unknown_token_id", TN_GGUF_U32, id);
+    TRY(rank_tokens(v));
+    TRY(tn_gguf_put_string(w, "tokenizer.ggml.model", "llama", 5));
+    TRY(tn_gguf_put_array(w, "tokenizer.ggml.scores", TN_GGUF_F32, v->count, v->scores));
+    TRY(tn_gguf_put_int(w, "tokenizer.ggml.add_space_prefix", TN_GGUF_BOOL, in_front));
+    TRY(tn_gguf_put_int(w, "tokenizer.ggml.add_eos_token", TN_GGUF_BOOL, adds(root, true)));
+    return id < 0 ? TN_OK : tn_gguf_put_int(w, "tokenizer.ggml.unknown_token_id", TN_GGUF_U32, id);
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
@@ -227,17 +223,15 @@ static tn_status put_id(const convert_folder *f, tn_gguf_writer *w, const char *
 }
 
 static tn_status put_template(const convert_folder *f, const tn_json *tokenizer, bool sentence, tn_gguf_writer *w) {
-    tn_json_doc *doc;
-    tn_status status = convert_folder_json(f, "tokenizer_config.json", false, &doc);
+    AUTO_JSON tn_json_doc *doc = NULL;
+    TRY(convert_folder_json(f, "tokenizer_config.json", false, &doc));
     const tn_json *root = tn_json_root(doc), *begins = tn_json_get(root, "add_bos_token");
     const char *text = tn_json_string(tn_json_get(root, "chat_template"), NULL);
     bool told = tn_json_kind_of(begins) == TN_JSON_BOOL;
-    if (status == TN_OK && text) status = tn_gguf_put_string(w, "tokenizer.chat_template", text, (int64_t)strlen(text));
-    if (status == TN_OK && (told || sentence)) /* which readers of SentencePiece's take as true otherwise */
-        status = tn_gguf_put_int(w, "tokenizer.ggml.add_bos_token", TN_GGUF_BOOL,
-                                 told ? tn_json_bool(begins, false) : adds(tokenizer, false));
-    tn_json_free(doc);
-    return status;
+    if (text) TRY(tn_gguf_put_string(w, "tokenizer.chat_template", text, (int64_t)strlen(text)));
+    if (!told && !sentence) return TN_OK; /* readers of SentencePiece's take it as true otherwise */
+    return tn_gguf_put_int(w, "tokenizer.ggml.add_bos_token", TN_GGUF_BOOL,
+                           told ? tn_json_bool(begins, false) : adds(tokenizer, false));
 }
 
 static tn_status put_bytes(const vocabulary *v, const char *pattern, tn_gguf_writer *w) {
@@ -247,7 +241,7 @@ static tn_status put_bytes(const vocabulary *v, const char *pattern, tn_gguf_wri
 }
 
 static tn_status put_vocabulary(const convert_folder *f, const tn_json *root, tn_gguf_writer *w) {
-    vocabulary v = {0};
+    AUTO_CALL(vocabulary_free) vocabulary v = {0};
     bool in_front, sentence = is_sentence(root, &in_front);
     const char *pattern = pattern_name(f, root);
     if (!pattern && !sentence)
@@ -255,26 +249,23 @@ static tn_status put_vocabulary(const convert_folder *f, const tn_json *root, tn
                                "'%s/tokenizer.json' is neither byte-level BPE nor SentencePiece BPE; only these can be "
                                "converted. --like FILE.gguf takes the tokenizer from another file",
                                f->path);
-    tn_status status = read_tokens(f, root, &v);
-    if (status == TN_OK) status = read_merges(root, &v);
-    if (status == TN_OK) status = sentence ? put_sentence(root, &v, in_front, w) : put_bytes(&v, pattern, w);
-    if (status == TN_OK) status = tn_gguf_put_strings(w, "tokenizer.ggml.tokens", v.count, v.tokens, NULL);
-    if (status == TN_OK) status = tn_gguf_put_array(w, "tokenizer.ggml.token_type", TN_GGUF_I32, v.count, v.types);
-    vocabulary_free(&v);
-    if (status == TN_OK) status = put_id(f, w, "bos_token_id", "tokenizer.ggml.bos_token_id");
-    if (status == TN_OK) status = put_id(f, w, "eos_token_id", "tokenizer.ggml.eos_token_id");
-    return status == TN_OK ? put_template(f, root, sentence, w) : status;
+    TRY(read_tokens(f, root, &v));
+    TRY(read_merges(root, &v));
+    TRY(sentence ? put_sentence(root, &v, in_front, w) : put_bytes(&v, pattern, w));
+    TRY(tn_gguf_put_strings(w, "tokenizer.ggml.tokens", v.count, v.tokens, NULL));
+    TRY(tn_gguf_put_array(w, "tokenizer.ggml.token_type", TN_GGUF_I32, v.count, v.types));
+    TRY(put_id(f, w, "bos_token_id", "tokenizer.ggml.bos_token_id"));
+    TRY(put_id(f, w, "eos_token_id", "tokenizer.ggml.eos_token_id"));
+    return put_template(f, root, sentence, w);
 }
 
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w) {
-    tn_json_doc *doc;
-    tn_status status = convert_folder_json(f, "tokenizer.json", false, &doc);
-    if (status == TN_OK && doc) status = put_vocabulary(f, tn_json_root(doc), w);
-    if (status == TN_OK && !doc)
-        cli_print(stderr,
-                  "trunnion: '%s' has no tokenizer.json, so the file gets no tokenizer; --like FILE.gguf takes the "
-                  "tokenizer from FILE\n",
-                  f->path);
-    tn_json_free(doc);
-    return status;
+    AUTO_JSON tn_json_doc *doc = NULL;
+    TRY(convert_folder_json(f, "tokenizer.json", false, &doc));
+    if (doc) return put_vocabulary(f, tn_json_root(doc), w);
+    cli_print(stderr,
+              "trunnion: '%s' has no tokenizer.json, so the file gets no tokenizer; --like FILE.gguf takes the "
+              "tokenizer from FILE\n",
+              f->path);
+    return TN_OK;
 }

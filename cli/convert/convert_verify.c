@@ -13,14 +13,11 @@ tn_status convert_find(const convert_file *f, const char *name, convert_tensor *
 
 static tn_status verify_bytes(const convert_file *in, const convert_file *out, const convert_tensor *t,
                               const convert_tensor *back) {
-    convert_bytes x = {0}, y = {0};
-    tn_status status = convert_read_same(in, t, &x);
-    if (status == TN_OK) status = convert_read_same(out, back, &y);
-    if (status == TN_OK && (x.size != y.size || memcmp(x.bytes, y.bytes, (size_t)x.size) != 0))
-        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other bytes", t->name);
-    free(x.data);
-    free(y.data);
-    return status;
+    AUTO_CALL(convert_bytes_free) convert_bytes x = {0}, y = {0};
+    TRY(convert_read_same(in, t, &x));
+    TRY(convert_read_same(out, back, &y));
+    if (x.size == y.size && memcmp(x.bytes, y.bytes, (size_t)x.size) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other bytes", t->name);
 }
 
 static tn_status verify_tensor(const convert_file *in, const convert_file *out, const convert_wishes *w,
@@ -33,42 +30,38 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
         return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with another shape or type",
                                t->name);
     if (same) return verify_bytes(in, out, t, &back);
-    float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
-    if (x && y) convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
-    tn_status status = x && y ? TN_OK : TN_ERR_FORMAT;
-    free(x);
-    free(y);
-    return status;
+    AUTO_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
+    if (!x || !y) return TN_ERR_FORMAT;
+    convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
+    return TN_OK;
 }
 
 /* Every tensor is there; what was not rounded has its bits, what was has the errors that were measured. */
 tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r) {
-    convert_file out;
-    convert_report *again = calloc(1, sizeof *again);
+    AUTO_CALL(convert_close) convert_file out = {.count = 0};
+    AUTO_FREE convert_report *again = calloc(1, sizeof *again);
     if (!again) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the comparison");
-    tn_status status = convert_open(w->out, &out);
-    if (status == TN_OK && out.count != in->count)
-        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' has %lld tensors; expected %lld", w->out,
-                                 (long long)out.count, (long long)in->count);
-    for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
+    TRY(convert_open(w->out, &out));
+    if (out.count != in->count)
+        return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' has %lld tensors; expected %lld", w->out,
+                               (long long)out.count, (long long)in->count);
+    for (int64_t i = 0; i < in->count; i++) {
         convert_tensor t;
-        status = convert_at(in, i, &t);
-        if (status == TN_OK) status = verify_tensor(in, &out, w, &t, again);
-        if (status == TN_OK) r->compared++;
+        TRY(convert_at(in, i, &t));
+        TRY(verify_tensor(in, &out, w, &t, again));
+        r->compared++;
     }
-    for (int i = 0; i < r->count && status == TN_OK; i++) {
+    for (int i = 0; i < r->count; i++) {
         const convert_class *a = &r->rows[i];
         for (int k = 0; k < again->count; k++) {
             const convert_class *b = &again->rows[k];
             if (strcmp(a->name, b->name) || strcmp(a->to, b->to)) continue;
             bool rounded = a->squares > 0 || b->squares > 0;
             if (rounded && (a->most != b->most || a->squares != b->squares))
-                status = tn_backend_fail(
+                return tn_backend_fail(
                     TN_ERR_FORMAT,
                     "verification failed: the errors of '%s' differ from those reported when it was written", a->name);
         }
     }
-    convert_close(&out);
-    free(again);
-    return status;
+    return TN_OK;
 }

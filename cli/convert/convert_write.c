@@ -29,23 +29,19 @@ static tn_status copy_metadata(const tn_gguf *from, tn_gguf_writer *w, bool all)
 
 static tn_status put_metadata(const convert_file *in, const convert_wishes *w, const tn_gguf *like,
                               tn_gguf_writer *out) {
-    tn_status status = TN_OK;
-    if (in->folder && !like) status = convert_folder_metadata(in->folder, out);
-    if (in->folder && like) status = convert_folder_is_like(in->folder, like);
-    if (status == TN_OK && (in->gguf || like))
-        status = copy_metadata(like ? like : in->gguf, out, w->to == TN_DTYPE_COUNT);
-    for (int i = 0;
-         in->safetensors && !in->folder && !like && tn_safetensors_metadata_key(in->safetensors, i) && status == TN_OK;
-         i++) {
+    if (in->folder && !like) TRY(convert_folder_metadata(in->folder, out));
+    if (in->folder && like) TRY(convert_folder_is_like(in->folder, like));
+    if (in->gguf || like) TRY(copy_metadata(like ? like : in->gguf, out, w->to == TN_DTYPE_COUNT));
+    bool has_texts = in->safetensors && !in->folder && !like;
+    for (int i = 0; has_texts && tn_safetensors_metadata_key(in->safetensors, i); i++) {
         const char *key = tn_safetensors_metadata_key(in->safetensors, i);
         const char *text = tn_safetensors_metadata(in->safetensors, key);
-        if (!is_ours(key)) status = tn_gguf_put_string(out, key, text, (int64_t)strlen(text));
+        if (!is_ours(key)) TRY(tn_gguf_put_string(out, key, text, (int64_t)strlen(text)));
     }
-    if (status == TN_OK && w->to != TN_DTYPE_COUNT)
-        status = tn_gguf_put_int(out, "general.file_type", TN_GGUF_U32,
-                                 w->mix ? convert_mix_file_type(w) : convert_file_type(w->to));
-    if (status == TN_OK) status = tn_gguf_put_int(out, "general.quantization_version", TN_GGUF_U32, 2);
-    return status;
+    if (w->to != TN_DTYPE_COUNT)
+        TRY(tn_gguf_put_int(out, "general.file_type", TN_GGUF_U32,
+                            w->mix ? convert_mix_file_type(w) : convert_file_type(w->to)));
+    return tn_gguf_put_int(out, "general.quantization_version", TN_GGUF_U32, 2);
 }
 
 static tn_status add_gguf_tensor(tn_gguf_writer *out, const convert_wishes *w, const convert_file *in,
@@ -61,31 +57,28 @@ static tn_status add_gguf_tensor(tn_gguf_writer *out, const convert_wishes *w, c
 static tn_status write_gguf_tensor(tn_gguf_writer *out, const convert_wishes *w, const convert_file *in,
                                    const convert_tensor *t, convert_report *r) {
     bool same;
-    convert_bytes data;
+    AUTO_CALL(convert_bytes_free) convert_bytes data = {0};
     tn_dtype to = convert_type_for(w, t, true, &same);
-    tn_status status = convert_one(in, t, to, same, r, &data);
-    if (status == TN_OK) status = tn_gguf_write(out, data.bytes, data.size);
-    free(data.data);
-    return status;
+    TRY(convert_one(in, t, to, same, r, &data));
+    return tn_gguf_write(out, data.bytes, data.size);
 }
 
 static tn_status fill_gguf(const convert_file *in, const convert_wishes *w, const tn_gguf *like, tn_gguf_writer *out,
                            convert_report *r) {
     convert_tensor t;
-    tn_status status = put_metadata(in, w, like, out);
-    for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
-        status = convert_at(in, i, &t);
-        if (status == TN_OK) status = add_gguf_tensor(out, w, in, &t);
+    TRY(put_metadata(in, w, like, out));
+    for (int64_t i = 0; i < in->count; i++) {
+        TRY(convert_at(in, i, &t));
+        TRY(add_gguf_tensor(out, w, in, &t));
     }
-    cli_progress p;
+    AUTO_CALL(cli_progress_end) cli_progress p = {.what = NULL};
     cli_progress_begin(&p, "convert", "tensors", in->count);
-    for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
-        status = convert_at(in, i, &t);
+    for (int64_t i = 0; i < in->count; i++) {
+        TRY(convert_at(in, i, &t));
         cli_progress_update(&p, i, t.name);
-        if (status == TN_OK) status = write_gguf_tensor(out, w, in, &t, r);
+        TRY(write_gguf_tensor(out, w, in, &t, r));
     }
-    cli_progress_end(&p);
-    return status;
+    return TN_OK;
 }
 
 tn_status convert_to_gguf(const convert_file *in, const convert_wishes *w, convert_report *r) {
@@ -167,31 +160,25 @@ static tn_status gather_metadata(const convert_file *in, gathered *g) {
 static tn_status gather_tensor(const convert_file *in, const convert_wishes *w, const convert_tensor *t,
                                convert_report *r, gathered *g) {
     bool same;
-    convert_bytes data;
+    AUTO_CALL(convert_bytes_free) convert_bytes data = {0};
     tn_dtype to = convert_type_for(w, t, false, &same);
-    tn_status status = convert_one(in, t, to, same, r, &data);
-    if (status == TN_OK) {
-        tn_tensor *made = tn_from_data(data.bytes, t->shape, t->rank, to);
-        status = tn_status_of(made);
-        g->tensors[g->count++] = (tn_named_tensor){t->name, made};
-    }
-    free(data.data);
-    return status;
+    TRY(convert_one(in, t, to, same, r, &data));
+    tn_tensor *made = tn_from_data(data.bytes, t->shape, t->rank, to);
+    g->tensors[g->count++] = (tn_named_tensor){t->name, made};
+    return tn_status_of(made);
 }
 
 tn_status convert_to_safetensors(const convert_file *in, const convert_wishes *w, convert_report *r) {
-    gathered g = {.tensors = calloc((size_t)in->count + 1, sizeof *g.tensors)};
-    tn_status status = g.tensors ? gather_metadata(in, &g) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    cli_progress p;
+    AUTO_CALL(gathered_free) gathered g = {.tensors = calloc((size_t)in->count + 1, sizeof *g.tensors)};
+    if (!g.tensors) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    TRY(gather_metadata(in, &g));
+    AUTO_CALL(cli_progress_end) cli_progress p = {.what = NULL};
     cli_progress_begin(&p, "convert", "tensors", in->count);
-    for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
+    for (int64_t i = 0; i < in->count; i++) {
         convert_tensor t;
-        status = convert_at(in, i, &t);
+        TRY(convert_at(in, i, &t));
         cli_progress_update(&p, i, t.name);
-        if (status == TN_OK) status = gather_tensor(in, w, &t, r, &g);
+        TRY(gather_tensor(in, w, &t, r, &g));
     }
-    cli_progress_end(&p);
-    if (status == TN_OK) status = tn_safetensors_save(w->out, g.tensors, g.count, g.metadata, g.metadata_count);
-    gathered_free(&g);
-    return status;
+    return tn_safetensors_save(w->out, g.tensors, g.count, g.metadata, g.metadata_count);
 }

@@ -17,6 +17,8 @@ typedef struct plane {
     float *at;
 } plane;
 
+static void plane_free(plane *p) { free(p->at); }
+
 /* Pixel `to` of n out of m: from which pixel on, and how many; their weights add up to 1. */
 static int64_t weights_of(int64_t to, int64_t n, int64_t m, float *weight, int64_t *first) {
     double ratio = (double)m / (double)n, reach = fmax(ratio, 1), centre = ((double)to + 0.5) * ratio, sum = 0;
@@ -68,24 +70,19 @@ static tn_status make_plane(int64_t height, int64_t width, plane *out) {
 }
 
 static tn_status scale(const image *picture, int64_t height, int64_t width, plane *out) {
-    plane whole = {0}, rows = {0};
+    AUTO_CALL(plane_free) plane whole = {0}, rows = {0};
     int64_t longest = picture->height > picture->width ? picture->height : picture->width;
-    float *weight = calloc((size_t)longest + 8, sizeof *weight);
+    AUTO_FREE float *weight = calloc((size_t)longest + 8, sizeof *weight);
     *out = (plane){0};
-    tn_status status = weight ? make_plane(picture->height, picture->width, &whole)
-                              : tn_backend_fail(TN_ERR_MEMORY, "out of memory for the weights of resizing");
-    if (status == TN_OK) status = make_plane(height, picture->width, &rows);
-    if (status == TN_OK) status = make_plane(height, width, out);
-    if (status == TN_OK) {
-        for (int64_t i = 0; i < picture->height * picture->width * 3; i++)
-            whole.at[i] = picture->rgb[i];
-        scale_rows(&whole, &rows, weight);
-        scale_columns(&rows, out, weight);
-    }
-    free(whole.at);
-    free(rows.at);
-    free(weight);
-    return status;
+    if (!weight) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the weights of resizing");
+    TRY(make_plane(picture->height, picture->width, &whole));
+    TRY(make_plane(height, picture->width, &rows));
+    TRY(make_plane(height, width, out));
+    for (int64_t i = 0; i < picture->height * picture->width * 3; i++)
+        whole.at[i] = picture->rgb[i];
+    scale_rows(&whole, &rows, weight);
+    scale_columns(&rows, out, weight);
+    return TN_OK;
 }
 
 /* The middle of `from` in the middle of `to`. */
@@ -108,14 +105,13 @@ static int64_t image_input_scaled(int64_t n, double by) {
 static tn_status to_extents(const image *p, image_resize way, int64_t height, int64_t width, plane *out) {
     double tall = (double)height / (double)p->height, wide = (double)width / (double)p->width;
     double by = way == IMAGE_CROP ? fmax(tall, wide) : fmin(tall, wide);
-    plane middle;
+    AUTO_CALL(plane_free) plane middle = {0};
     if (way == IMAGE_STRETCH) return scale(p, height, width, out);
     *out = (plane){0};
-    tn_status status = scale(p, image_input_scaled(p->height, by), image_input_scaled(p->width, by), &middle);
-    if (status == TN_OK) status = make_plane(height, width, out);
-    if (status == TN_OK) put_in_middle(&middle, out);
-    free(middle.at);
-    return status;
+    TRY(scale(p, image_input_scaled(p->height, by), image_input_scaled(p->width, by), &middle));
+    TRY(make_plane(height, width, out));
+    put_in_middle(&middle, out);
+    return TN_OK;
 }
 
 /* Where channels, rows and columns stand among an input's extents. */
@@ -154,7 +150,7 @@ static void fill_image_input(const plane *p, const image_options *o, const place
 tn_status image_tensor(const image *picture, const image_options *o, const int64_t *shape, int rank, tn_dtype dtype,
                        tn_tensor **out) {
     places at;
-    plane p = {0};
+    AUTO_CALL(plane_free) plane p = {0};
     *out = NULL;
     if (!find_places(shape, rank, &at))
         return tn_backend_fail(
@@ -171,19 +167,13 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     full[at.channel] = at.count;
     full[at.row] = height;
     full[at.column] = width;
-    tn_status status = to_extents(picture, o->resize, height, width, &p);
-    float *numbers = status == TN_OK ? malloc((size_t)(height * width * at.count) * sizeof *numbers) : NULL;
-    if (status == TN_OK && !numbers) status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image");
-    if (status == TN_OK) {
-        bool whole = !tn_dtype_is_float(dtype);
-        fill_image_input(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);
-        tn_tensor *made = tn_from_data(numbers, full, rank, TN_F32), *round = whole ? tn_round(made) : tn_retain(made);
-        *out = tn_cast(round, dtype);
-        tn_free(made);
-        tn_free(round);
-        status = tn_eval(out, 1);
-    }
-    free(numbers);
-    free(p.at);
-    return status;
+    TRY(to_extents(picture, o->resize, height, width, &p));
+    AUTO_FREE float *numbers = malloc((size_t)(height * width * at.count) * sizeof *numbers);
+    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image");
+    bool whole = !tn_dtype_is_float(dtype);
+    fill_image_input(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);
+    AUTO_TENSOR tn_tensor *made = tn_from_data(numbers, full, rank, TN_F32);
+    AUTO_TENSOR tn_tensor *round = whole ? tn_round(made) : tn_retain(made);
+    *out = tn_cast(round, dtype);
+    return tn_eval(out, 1);
 }

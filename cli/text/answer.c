@@ -99,21 +99,21 @@ static tn_status feed_stops(answer *a) {
 }
 
 static tn_status add_token(answer *a, int32_t id) {
-    tn_status status = tn_ids_append(&a->ids, id);
+    TRY(tn_ids_append(&a->ids, id));
     tn_sampler_accept(a->sampler, id);
-    if (status == TN_OK && !a->tokenizer) status = add_id(a, id);
-    if (status == TN_OK && a->tokenizer) status = tn_tokenizer_stream(a->tokenizer, &a->stream, id, 0, &a->raw);
-    if (status == TN_OK && a->tokenizer) status = feed_stops(a);
-    if (status == TN_OK) show(a);
-    return status;
+    if (!a->tokenizer) TRY(add_id(a, id));
+    if (a->tokenizer) TRY(tn_tokenizer_stream(a->tokenizer, &a->stream, id, 0, &a->raw));
+    if (a->tokenizer) TRY(feed_stops(a));
+    show(a);
+    return TN_OK;
 }
 
 tn_status answer_end(answer *a) {
-    tn_status status = tn_tokenizer_stream_end(&a->stream, &a->raw);
-    if (status == TN_OK && a->stop < 0) status = feed_stops(a);
-    if (status == TN_OK) status = tn_stop_strings_end(a->stops, &a->text);
-    if (status == TN_OK) show(a);
-    return status;
+    TRY(tn_tokenizer_stream_end(&a->stream, &a->raw));
+    if (a->stop < 0) TRY(feed_stops(a));
+    TRY(tn_stop_strings_end(a->stops, &a->text));
+    show(a);
+    return TN_OK;
 }
 
 /* ---- log probabilities ------------------------------------------------------------------------------------------- */
@@ -174,15 +174,14 @@ static tn_status pick_allowed(answer *a, const float *logits, int32_t *id) {
 /* The draw is made first: looking at all tokens takes longer, and the distribution is the same. */
 static tn_status pick(answer *a, const float *logits, int32_t *id) {
     bool allowed = true;
-    tn_status status = tn_sampler_pick(a->sampler, logits, a->vocabulary, id);
-    if (status != TN_OK || !a->grammar) return status;
+    TRY(tn_sampler_pick(a->sampler, logits, a->vocabulary, id));
+    if (!a->grammar) return TN_OK;
     if (a->ends[*id])
         allowed = tn_grammar_may_end(a->grammar);
     else
-        status = tn_grammar_allows(a->grammar, *id, &allowed);
-    if (status == TN_OK && !allowed) status = pick_allowed(a, logits, id);
-    if (status == TN_OK && !a->stopped && !a->ends[*id]) status = tn_grammar_accept(a->grammar, *id);
-    return status;
+        TRY(tn_grammar_allows(a->grammar, *id, &allowed));
+    if (!allowed) TRY(pick_allowed(a, logits, id));
+    return a->stopped || a->ends[*id] ? TN_OK : tn_grammar_accept(a->grammar, *id);
 }
 
 /* ---- the loop ---------------------------------------------------------------------------------------------------- */

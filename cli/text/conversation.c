@@ -138,12 +138,10 @@ static tn_status read_message(conversation *c, const tn_json *m, const char *pat
                                "'%s': message %zu must be an object with \"role\" (\"system\", \"user\", "
                                "\"assistant\") and \"content\"",
                                path, index);
-    tn_bytes text = {0};
-    tn_status status = check_fields(m, path, index);
-    if (status == TN_OK) status = read_content(tn_json_get(m, "content"), path, index, &text);
-    if (status == TN_OK) status = conversation_add(c, role, text.data, text.size);
-    tn_bytes_free(&text);
-    return status;
+    AUTO_BYTES tn_bytes text = {0};
+    TRY(check_fields(m, path, index));
+    TRY(read_content(tn_json_get(m, "content"), path, index, &text));
+    return conversation_add(c, role, text.data, text.size);
 }
 
 tn_status conversation_take(conversation *c, const tn_json *root, const char *path) {
@@ -161,15 +159,13 @@ tn_status conversation_take(conversation *c, const tn_json *root, const char *pa
 }
 
 tn_status conversation_read(conversation *c, const char *path) {
-    tn_bytes text = {0};
-    tn_json_doc *doc = NULL;
+    AUTO_BYTES tn_bytes text = {0};
+    AUTO_JSON tn_json_doc *doc = NULL;
     TRY(cli_read_file(path, &text));
     tn_status status = tn_json_parse(text.data, text.size, &doc);
-    tn_bytes_free(&text);
     if (status != TN_OK) return tn_backend_fail(status, "'%s': %s", path, tn_error());
     int before = c->count;
     status = conversation_take(c, tn_json_root(doc), path);
-    tn_json_free(doc);
     if (status != TN_OK) conversation_remove(c, before, c->count - before);
     return status;
 }
@@ -211,15 +207,13 @@ static tn_status encode(const conversation *c, const vocabulary *v, bool answer,
             "'%s' has no chat template (tokenizer.chat_template in GGUF files, chat_template of tokenizer_config.json "
             "in folders), which chats require; use generate without --chat and write the whole prompt",
             v->path);
-    tn_bytes rendered = {0};
+    AUTO_BYTES tn_bytes rendered = {0};
     tn_status status = render(c, v, source, answer, &rendered);
     if (status != TN_OK && status != TN_ERR_MEMORY)
-        status = tn_backend_fail(status, "'%s': byte %" PRId64 ": the chat template: %s", v->path, v->template_place,
-                                 tn_error());
-    if (status == TN_OK)
-        status = tn_tokenizer_encode(v->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, out);
-    tn_bytes_free(&rendered);
-    return status;
+        return tn_backend_fail(status, "'%s': byte %" PRId64 ": the chat template: %s", v->path, v->template_place,
+                               tn_error());
+    TRY(status);
+    return tn_tokenizer_encode(v->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, out);
 }
 
 tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids *out) {

@@ -126,13 +126,12 @@ static tn_status add_lines(work *w, const char *file) {
 
 static tn_status read_texts(work *w, int count, char **texts) {
     const char *like = w->asked->similar; /* it is the first text */
-    tn_status status = like ? add_text(w, like, strlen(like)) : TN_OK;
-    if (status == TN_OK && w->asked->file) status = add_lines(w, w->asked->file);
-    for (int i = 0; i < count && status == TN_OK; i++)
-        status = add_argument(w, texts[i]);
-    if (status == TN_OK && w->texts.count == (like ? 1 : 0))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no lines, so there is nothing to embed", w->asked->file);
-    return status;
+    if (like) TRY(add_text(w, like, strlen(like)));
+    if (w->asked->file) TRY(add_lines(w, w->asked->file));
+    for (int i = 0; i < count; i++)
+        TRY(add_argument(w, texts[i]));
+    if (w->texts.count > (like ? 1 : 0)) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no lines, so there is nothing to embed", w->asked->file);
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */

@@ -105,13 +105,11 @@ typedef struct work {
 /* The message of --chat behind that of --system, or those of a file. */
 static tn_status encode_chat(work *w, const tn_bytes *given) {
     const request *r = w->asked;
-    conversation c = {0};
-    tn_status status = r->messages ? conversation_read(&c, r->messages) : TN_OK;
-    if (status == TN_OK && r->system) status = conversation_add(&c, "system", r->system, strlen(r->system));
-    if (status == TN_OK && !r->messages) status = conversation_add(&c, "user", given->data, given->size);
-    if (status == TN_OK) status = conversation_encode(&c, &w->words, &w->prompt);
-    conversation_free(&c);
-    return status;
+    AUTO_CALL(conversation_free) conversation c = {0};
+    if (r->messages) TRY(conversation_read(&c, r->messages));
+    if (r->system) TRY(conversation_add(&c, "system", r->system, strlen(r->system)));
+    if (!r->messages) TRY(conversation_add(&c, "user", given->data, given->size));
+    return conversation_encode(&c, &w->words, &w->prompt);
 }
 
 /* Editors end a file with a newline that is not part of the prompt. */
@@ -131,13 +129,11 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
 }
 
 static tn_status make_prompt(work *w) {
-    tn_bytes given = {0};
-    tn_status status = w->asked->messages ? TN_OK : read_given(w->asked, &given);
-    if (status == TN_OK) status = encode_prompt(w, &given);
-    bool empty = given.size == 0;
-    tn_bytes_free(&given);
-    if (status != TN_OK || w->prompt.count > 0) return status;
-    if (empty) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
+    AUTO_BYTES tn_bytes given = {0};
+    if (!w->asked->messages) TRY(read_given(w->asked, &given));
+    TRY(encode_prompt(w, &given));
+    if (w->prompt.count > 0) return TN_OK;
+    if (given.size == 0) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s': the vocabulary, from byte %" PRId64 " on, has no tokens for the prompt",
                            w->asked->model, w->words.place);
@@ -155,19 +151,15 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
 
 /* Of --grammar, or of --json-schema. */
 static tn_status read_grammar(work *w) {
-    tn_bytes text = {0}, made = {0};
+    AUTO_BYTES tn_bytes text = {0}, made = {0};
     const char *schema = w->asked->schema, *path = schema ? schema : w->asked->grammar;
     if (!path) return TN_OK;
-    tn_status status = cli_read_file(path, &text);
-    if (status != TN_OK) return status;
-    if (schema) status = tn_grammar_from_json_schema(text.data, text.size, &made);
+    TRY(cli_read_file(path, &text));
+    tn_status status = schema ? tn_grammar_from_json_schema(text.data, text.size, &made) : TN_OK;
     if (status == TN_OK)
         status = tn_grammar_new(schema ? made.data : text.data, schema ? made.size : text.size, &w->grammar);
-    if (status != TN_OK) status = tn_backend_fail(status, "'%s': %s", path, tn_error());
-    if (status == TN_OK) status = tn_grammar_state_new(w->grammar, w->words.tokenizer, &w->answer.grammar);
-    tn_bytes_free(&text);
-    tn_bytes_free(&made);
-    return status;
+    if (status != TN_OK) return tn_backend_fail(status, "'%s': %s", path, tn_error());
+    return tn_grammar_state_new(w->grammar, w->words.tokenizer, &w->answer.grammar);
 }
 
 static tn_status open_model(work *w, tn_device *device, tn_llm **out) {
@@ -195,18 +187,18 @@ static tn_status load_generate(work *w) {
     const request *r = w->asked;
     cli_return_memory();
     w->facts.struct_size = sizeof w->facts;
-    tn_status status = cli_output_check(r->prompt_cache);
-    if (status == TN_OK) status = tn_llm_inspect_path(r->model, NULL, &w->facts);
-    if (status == TN_OK && !r->ids) status = vocabulary_open(&w->words, r->model, &w->facts);
-    if (status == TN_OK) status = make_prompt(w);
-    if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
-    if (status == TN_OK) status = tn_stop_strings_new(r->stops.list, r->stops.count, &w->answer.stops);
-    if (status == TN_OK) status = read_grammar(w);
+    TRY(cli_output_check(r->prompt_cache));
+    TRY(tn_llm_inspect_path(r->model, NULL, &w->facts));
+    if (!r->ids) TRY(vocabulary_open(&w->words, r->model, &w->facts));
+    TRY(make_prompt(w));
+    TRY(cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler));
+    TRY(tn_stop_strings_new(r->stops.list, r->stops.count, &w->answer.stops));
+    TRY(read_grammar(w));
     w->answer.tokenizer = w->words.tokenizer;
     w->answer.most = r->tokens;
     w->answer.logprobs = (int)r->logprobs;
     w->answer.silent = r->common.json;
-    return status;
+    return TN_OK;
 }
 
 /* ---- generating (survive.h) -------------------------------------------------------------------------------------- */
@@ -227,15 +219,16 @@ static tn_status share_begin(void *ctx, tn_device *device, void **self) {
     *self = s;
     if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     s->w = w;
-    tn_status status = open_model(w, device, &s->model);
+    tn_status opened = open_model(w, device, &s->model);
     s->draft = w->asked->draft;
-    if (status == TN_OK) status = cli_draft_open(&s->draft, s->model, device, w->words.tokenizer);
     w->answer.model = s->model;
     w->answer.keep = 0;
-    if (status == TN_OK) status = load_prompt_cache(w);
-    if (status == TN_OK) status = tn_llm_get_facts(s->model, &w->facts);
+    TRY(opened);
+    TRY(cli_draft_open(&s->draft, s->model, device, w->words.tokenizer));
+    TRY(load_prompt_cache(w));
+    TRY(tn_llm_get_facts(s->model, &w->facts));
     w->load_seconds += cli_now() - start;
-    return status;
+    return TN_OK;
 }
 
 static tn_status share_step(void *self, int64_t step, TN_UNUSED int64_t *made) {

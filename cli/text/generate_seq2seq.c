@@ -27,55 +27,45 @@ typedef struct work {
 
 /* The id of a language's token: no word, and not the unknown token. */
 static tn_status find_language(const work *w, const char *token, int32_t *id) {
-    tn_ids ids = {0};
-    tn_status status = tn_tokenizer_encode(w->tokenizer, token, strlen(token), TN_ENCODE_SPECIAL, &ids);
+    AUTO_IDS tn_ids ids = {0};
+    TRY(tn_tokenizer_encode(w->tokenizer, token, strlen(token), TN_ENCODE_SPECIAL, &ids));
     tn_token_type type = ids.count == 1 ? tn_tokenizer_type(w->tokenizer, ids.data[0]) : TN_TOKEN_NORMAL;
-    bool good = type == TN_TOKEN_CONTROL || type == TN_TOKEN_USER_DEFINED;
-    if (status == TN_OK && good) *id = ids.data[0];
-    if (status == TN_OK && !good)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no token '%s' of a language", w->asked->model, token);
-    tn_ids_free(&ids);
-    return status;
+    if (type != TN_TOKEN_CONTROL && type != TN_TOKEN_USER_DEFINED)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no token '%s' of a language", w->asked->model, token);
+    *id = ids.data[0];
+    return TN_OK;
 }
 
 /* Where the tokenizer puts the language of a text: in front of it (NLLB, mBART 50), or behind its end (mBART). */
 static tn_status find_place(const work *w, const char *text, size_t size, size_t *place) {
-    tn_ids plain = {0};
-    tn_status status = tn_tokenizer_encode(w->tokenizer, text, size, 0, &plain);
-    size_t count = w->prompt.count;
-    if (status == TN_OK && plain.count + 2 != count)
-        status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': its tokenizer adds no language to a text; remove --from",
-                                 w->asked->model);
-    bool front = status == TN_OK && (plain.count == 0 || plain.data[0] != w->prompt.data[0]);
-    *place = front || count == 0 ? 0 : count - 1;
-    tn_ids_free(&plain);
-    return status;
+    AUTO_IDS tn_ids plain = {0};
+    TRY(tn_tokenizer_encode(w->tokenizer, text, size, 0, &plain));
+    if (plain.count + 2 != w->prompt.count)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': its tokenizer adds no language to a text; remove --from",
+                               w->asked->model);
+    bool front = plain.count == 0 || plain.data[0] != w->prompt.data[0];
+    *place = front ? 0 : w->prompt.count - 1;
+    return TN_OK;
 }
 
 static tn_status set_source(work *w, const char *text, size_t size) {
     int32_t id = 0;
     size_t place = 0;
-    tn_status status = find_language(w, w->asked->from, &id);
-    if (status == TN_OK) status = find_place(w, text, size, &place);
-    if (status == TN_OK) w->prompt.data[place] = id;
-    return status;
+    TRY(find_language(w, w->asked->from, &id));
+    TRY(find_place(w, text, size, &place));
+    w->prompt.data[place] = id;
+    return TN_OK;
 }
 
 static tn_status make_prompt(work *w) {
     const seq2seq_wishes *a = w->asked;
-    tn_bytes given = {0};
-    tn_status status = a->file ? cli_read_file(a->file, &given) : cli_take_text(a->ids ? a->ids : a->prompt, &given);
-    if (status == TN_OK && a->file && given.size > 0 && given.data[given.size - 1] == '\n')
-        given.data[--given.size] = 0;
-    if (status == TN_OK)
-        status = a->ids ? cli_read_ids(given.data, &w->prompt)
-                        : tn_tokenizer_encode(w->tokenizer, given.data, given.size, TN_ENCODE_ENDS, &w->prompt);
-    bool empty = given.size == 0;
-    if (status == TN_OK && a->from && !empty) status = set_source(w, given.data, given.size);
-    tn_bytes_free(&given);
-    if (status == TN_OK && (empty || w->prompt.count == 0))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
-    return status;
+    AUTO_BYTES tn_bytes given = {0};
+    TRY(a->file ? cli_read_file(a->file, &given) : cli_take_text(a->ids ? a->ids : a->prompt, &given));
+    if (a->file && given.size > 0 && given.data[given.size - 1] == '\n') given.data[--given.size] = 0;
+    TRY(a->ids ? cli_read_ids(given.data, &w->prompt)
+               : tn_tokenizer_encode(w->tokenizer, given.data, given.size, TN_ENCODE_ENDS, &w->prompt));
+    if (given.size == 0 || w->prompt.count == 0) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
+    return a->from ? set_source(w, given.data, given.size) : TN_OK;
 }
 
 static tn_status load(work *w) {

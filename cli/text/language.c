@@ -73,12 +73,11 @@ tn_status cli_read_ids(const char *text, tn_ids *out) {
 static tn_status read_stream(FILE *f, const char *path, tn_bytes *out) {
     char part[65536];
     size_t n;
-    tn_status status = tn_bytes_append(out, "", 0);
-    while (status == TN_OK && !feof(f) && !ferror(f)) { /* a terminal's end of file comes once, behind a short read */
+    TRY(tn_bytes_append(out, "", 0));
+    while (!feof(f) && !ferror(f)) { /* a terminal's end of file comes once, behind a short read */
         n = fread(part, 1, sizeof part, f);
-        status = tn_bytes_append(out, part, n);
+        TRY(tn_bytes_append(out, part, n));
     }
-    if (status != TN_OK) return status;
     return ferror(f) ? tn_backend_fail(TN_ERR_IO, "reading '%s': %s", path, strerror(errno)) : TN_OK;
 }
 
@@ -166,24 +165,24 @@ bool cli_draft_find(cli_draft *d) {
     return false;
 }
 
+static void free_tokenizer(tn_tokenizer **t) { tn_tokenizer_free(*t); }
+
 /* Models of one family may differ in the number of unused tokens at the end. */
 static tn_status compare_words(const cli_draft *d, const tn_tokenizer *words) {
-    tn_tokenizer *own = NULL;
+    AUTO_CALL(free_tokenizer) tn_tokenizer *own = NULL;
     const tn_gguf *file = tn_llm_file(d->model);
-    tn_status status = file ? tn_tokenizer_from_gguf(file, &own) : tn_tokenizer_open(d->path, &own);
-    int32_t most = status == TN_OK ? tn_tokenizer_count(own) : 0, given = tn_tokenizer_count(words);
-    for (int32_t id = 0; id < most && id < given && status == TN_OK; id++) {
+    TRY(file ? tn_tokenizer_from_gguf(file, &own) : tn_tokenizer_open(d->path, &own));
+    int32_t most = tn_tokenizer_count(own), given = tn_tokenizer_count(words);
+    for (int32_t id = 0; id < most && id < given; id++) {
         size_t n = 0, m = 0;
         const char *a = tn_tokenizer_spelling(own, id, &n), *b = tn_tokenizer_spelling(words, id, &m);
         if (!a == !b && n == m && (!a || memcmp(a, b, n) == 0)) continue;
-        status =
-            tn_backend_fail(TN_ERR_ARGUMENT,
-                            "'%s': token %" PRId32 " is \"%.*s\", that of the model is \"%.*s\"; a draft must have "
-                            "the tokenizer of the model",
-                            d->path, id, a ? (int)n : 0, a ? a : "", b ? (int)m : 0, b ? b : "");
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "'%s': token %" PRId32 " is \"%.*s\", that of the model is \"%.*s\"; a draft must have "
+                               "the tokenizer of the model",
+                               d->path, id, a ? (int)n : 0, a ? a : "", b ? (int)m : 0, b ? b : "");
     }
-    tn_tokenizer_free(own);
-    return status;
+    return TN_OK;
 }
 
 static tn_status set_draft(const cli_draft *d, tn_llm *m, tn_llm *model) {

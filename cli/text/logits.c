@@ -43,14 +43,11 @@ typedef struct wishes {
 } wishes;
 
 static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
-    tn_bytes text = {0};
+    AUTO_BYTES tn_bytes text = {0};
     unsigned flags = TN_ENCODE_ENDS | (w->no_special ? 0 : TN_ENCODE_SPECIAL);
-    tn_status status = cli_take_text(w->ids ? w->ids : w->prompt, &text);
-    if (status == TN_OK && w->ids) status = cli_read_ids(text.data, ids);
-    if (status == TN_OK && !w->ids) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
-    tn_bytes_free(&text);
-    if (status == TN_OK && ids->count == 0) status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
-    return status;
+    TRY(cli_take_text(w->ids ? w->ids : w->prompt, &text));
+    TRY(w->ids ? cli_read_ids(text.data, ids) : tn_tokenizer_encode(t, text.data, text.size, flags, ids));
+    return ids->count > 0 ? TN_OK : tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
 }
 
 /* ---- the file ---------------------------------------------------------------------------------------------------- */
@@ -78,18 +75,13 @@ static bool is_the_model(const char *path, const char *model) {
 }
 
 static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
-    float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
+    AUTO_FREE float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
     cli_output out;
-    tn_status status = cli_output_begin(&out, path);
-    if (status == TN_OK) {
-        status = write_rows(m, ids, vocabulary, room, out.file, path);
-        if (status == TN_OK)
-            status = cli_output_commit(&out);
-        else
-            cli_output_abandon(&out);
-    }
-    free(room);
+    TRY(cli_output_begin(&out, path));
+    tn_status status = write_rows(m, ids, vocabulary, room, out.file, path);
+    if (status == TN_OK) return cli_output_commit(&out);
+    cli_output_abandon(&out);
     return status;
 }
 
@@ -123,16 +115,15 @@ static tn_status make_room_logits(cli_language *l, const wishes *w, int64_t toke
 
 static tn_status work_logits(cli_language *l, const wishes *w, bool json) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
-    tn_ids ids = {0};
+    AUTO_IDS tn_ids ids = {0};
     if (is_the_model(w->output, w->model))
         return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; use another name for -o", w->output);
-    tn_status status = tn_llm_get_facts(l->model, &facts);
-    if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
-    if (status == TN_OK) status = make_room_logits(l, w, (int64_t)ids.count, facts.context);
-    if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
-    if (status == TN_OK) put_logits(l, &ids, facts.vocabulary, w->output, json);
-    tn_ids_free(&ids);
-    return status;
+    TRY(tn_llm_get_facts(l->model, &facts));
+    TRY(read_ids(l->tokenizer, w, &ids));
+    TRY(make_room_logits(l, w, (int64_t)ids.count, facts.context));
+    TRY(write_file(l->model, &ids, facts.vocabulary, w->output));
+    put_logits(l, &ids, facts.vocabulary, w->output, json);
+    return TN_OK;
 }
 
 static int run_logits(int argc, char **argv) {

@@ -59,43 +59,38 @@ static double surprise(const float *logits, int64_t count, int32_t token) {
 
 /* Rates ids[1 … count-1] behind ids[0]; room holds PIECE rows of logits. */
 static tn_status rate_window(tn_llm *m, const int32_t *ids, int64_t count, int64_t vocabulary, float *room, rating *r) {
-    tn_status status = tn_llm_rewind(m, 0);
-    for (int64_t begin = 0; begin < count - 1 && status == TN_OK; begin += PIECE) {
+    TRY(tn_llm_rewind(m, 0));
+    for (int64_t begin = 0; begin < count - 1; begin += PIECE) {
         int64_t n = count - 1 - begin < PIECE ? count - 1 - begin : PIECE;
-        status = tn_llm_logits(m, ids + begin, n, room);
-        for (int64_t i = 0; i < n && status == TN_OK; i++)
+        TRY(tn_llm_logits(m, ids + begin, n, room));
+        for (int64_t i = 0; i < n; i++)
             r->loss += surprise(room + i * vocabulary, vocabulary, ids[begin + i + 1]);
         r->predicted += n;
     }
-    return status;
+    return TN_OK;
 }
 
 static tn_status rate(const cli_language *l, const tn_ids *ids, int64_t context, rating *r) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
-    tn_status status = tn_llm_get_facts(l->model, &facts);
-    if (status != TN_OK) return status;
-    float *room = malloc((size_t)facts.vocabulary * PIECE * sizeof *room);
+    TRY(tn_llm_get_facts(l->model, &facts));
+    AUTO_FREE float *room = malloc((size_t)facts.vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
-    cli_progress p;
+    AUTO_CALL(cli_progress_end) cli_progress p = {.what = NULL};
     cli_progress_begin(&p, "perplexity", "tokens", (int64_t)ids->count);
-    for (int64_t begin = 0; begin + 1 < (int64_t)ids->count && status == TN_OK; begin += context) {
+    for (int64_t begin = 0; begin + 1 < (int64_t)ids->count; begin += context) {
         int64_t left = (int64_t)ids->count - begin;
-        status = rate_window(l->model, ids->data + begin, left < context ? left : context, facts.vocabulary, room, r);
+        TRY(rate_window(l->model, ids->data + begin, left < context ? left : context, facts.vocabulary, room, r));
         cli_progress_update(&p, begin, "");
     }
-    cli_progress_end(&p);
-    free(room);
-    return status;
+    return TN_OK;
 }
 
 static tn_status read_ids(const tn_tokenizer *t, const char *file, tn_ids *ids) {
-    tn_bytes text = {0};
-    tn_status status = cli_read_file(file, &text);
-    if (status == TN_OK) status = tn_tokenizer_encode(t, text.data, text.size, TN_ENCODE_ENDS, ids);
-    tn_bytes_free(&text);
-    if (status == TN_OK && ids->count < 2)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "the text has %zu tokens; at least 2 are required", ids->count);
-    return status;
+    AUTO_BYTES tn_bytes text = {0};
+    TRY(cli_read_file(file, &text));
+    TRY(tn_tokenizer_encode(t, text.data, text.size, TN_ENCODE_ENDS, ids));
+    if (ids->count >= 2) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the text has %zu tokens; at least 2 are required", ids->count);
 }
 
 static void put_perplexity(const cli_language *l, const tn_ids *ids, const rating *r, int64_t context, double seconds,

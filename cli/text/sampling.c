@@ -97,16 +97,13 @@ void cli_sampling_seed(cli_sampling *s, const cli_options *o) {
 
 /* Tokens that end a repetition: those that spell a character of structure, as in llama.cpp. */
 static tn_status find_breakers(const tn_tokenizer *t, tn_ids *out) {
-    tn_bytes text = {0};
-    tn_status status = TN_OK;
-    for (int32_t id = 0; id < tn_tokenizer_count(t) && status == TN_OK; id++) {
+    AUTO_BYTES tn_bytes text = {0};
+    for (int32_t id = 0; id < tn_tokenizer_count(t); id++) {
         text.size = 0;
-        status = tn_tokenizer_decode(t, &id, 1, 0, &text);
-        bool breaks = text.size > 0 && strpbrk(text.data, "\n:\"*");
-        if (status == TN_OK && breaks) status = tn_ids_append(out, id);
+        TRY(tn_tokenizer_decode(t, &id, 1, 0, &text));
+        if (text.size > 0 && strpbrk(text.data, "\n:\"*")) TRY(tn_ids_append(out, id));
     }
-    tn_bytes_free(&text);
-    return status;
+    return TN_OK;
 }
 
 tn_status cli_sampling_make(const cli_sampling *s, const tn_tokenizer *t, tn_sampler **out) {

@@ -200,16 +200,15 @@ static tn_status check_out(const order *o) {
         return tn_backend_fail(TN_ERR_IO, "'%s' is not there, so it has no %s to resume from", o->out, CHECKPOINT);
     if (!cli_is_folder(o->out) || access(o->out, W_OK | X_OK) != 0)
         return tn_backend_fail(TN_ERR_IO, "'%s' is not a folder that can be written to; pass another --out", o->out);
-    tn_status status = join(o->out, CHECKPOINT, path);
+    TRY(join(o->out, CHECKPOINT, path));
     bool there = access(path, F_OK) == 0;
-    if (status == TN_OK && there && !o->resume)
+    if (there && !o->resume)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "'%s' has the checkpoint of a run; pass --resume to go on with it, or "
                                "another --out",
                                o->out);
-    if (status == TN_OK && !there && o->resume)
-        return tn_backend_fail(TN_ERR_IO, "'%s' has no %s to resume from", o->out, CHECKPOINT);
-    return status;
+    if (!there && o->resume) return tn_backend_fail(TN_ERR_IO, "'%s' has no %s to resume from", o->out, CHECKPOINT);
+    return TN_OK;
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
@@ -243,14 +242,14 @@ static tn_status read_texts(tuning *t, const tn_llm_facts *facts) {
     if (file && !*end && access(o->validation, F_OK) != 0) /* a number out of range, and no file of that name */
         return tn_backend_fail(TN_ERR_ARGUMENT, "--validation %s: it must be a file or a number from 0 to 1",
                                o->validation);
-    tn_status status = vocabulary_open(&t->words, o->model, facts);
-    if (status == TN_OK) status = finetune_data_read(&t->data, o->data, &t->words, facts->context);
-    if (status == TN_OK) status = split_texts(t, held_share);
-    if (status != TN_OK || !file) return status;
+    TRY(vocabulary_open(&t->words, o->model, facts));
+    TRY(finetune_data_read(&t->data, o->data, &t->words, facts->context));
+    TRY(split_texts(t, held_share));
+    if (!file) return TN_OK;
     t->held_count = 0;
-    status = finetune_data_read(&t->other, o->validation, &t->words, facts->context);
-    if (status == TN_OK) t->held_count = t->other.count;
-    return status;
+    TRY(finetune_data_read(&t->other, o->validation, &t->words, facts->context));
+    t->held_count = t->other.count;
+    return TN_OK;
 }
 
 static tn_finetune_example held_text(const tuning *t, int64_t i) {
@@ -475,19 +474,19 @@ static tn_status validate(const share *s, double *out) {
     int64_t size = tn_group_size(t->group), batches = (t->held_count + VALIDATION_BATCH - 1) / VALIDATION_BATCH;
     *out = NAN;
     if (batches == 0) return TN_OK;
-    partial *own = calloc((size_t)batches, sizeof *own), *all = calloc((size_t)(batches * size), sizeof *all);
-    tn_status status = own && all ? validate_own(s, own) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    if (status == TN_OK) status = tn_group_all_gather(t->group, own, (size_t)batches * sizeof *own, all);
+    AUTO_FREE partial *own = calloc((size_t)batches, sizeof *own);
+    AUTO_FREE partial *all = calloc((size_t)(batches * size), sizeof *all);
+    if (!own || !all) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    TRY(validate_own(s, own));
+    TRY(tn_group_all_gather(t->group, own, (size_t)batches * sizeof *own, all));
     partial total = {0, 0};
-    for (int64_t k = 0; k < batches && status == TN_OK; k++) {
+    for (int64_t k = 0; k < batches; k++) {
         const partial *of = &all[k % size * batches + k];
         total = (partial){total.sum + of->sum, total.predicted + of->predicted};
     }
     bool cut = size == 1 && cli_stopped();
-    if (status == TN_OK && !cut && total.predicted > 0) *out = total.sum / total.predicted;
-    free(own);
-    free(all);
-    return status;
+    if (!cut && total.predicted > 0) *out = total.sum / total.predicted;
+    return TN_OK;
 }
 
 static int32_t best_of(const float *logits, int64_t count) {
@@ -506,22 +505,20 @@ static tn_status make_sample(const share *s, tn_bytes *text) {
     while (count < e.count - 1 && !e.answer[count])
         count++;
     if (count + SAMPLE_TOKENS > t->facts.context) return TN_OK;
-    tn_ids ids = {0};
+    AUTO_IDS tn_ids ids = {0};
     const float *logits = NULL;
-    tn_status status = tn_llm_rewind(s->model, 0);
-    for (int64_t i = 0; i < count && status == TN_OK; i++)
-        status = tn_ids_append(&ids, e.ids[i]);
-    if (status == TN_OK) status = tn_llm_prompt(s->model, ids.data, count, &logits);
-    for (int i = 0; i < SAMPLE_TOKENS && status == TN_OK && !cli_stopped(); i++) {
+    TRY(tn_llm_rewind(s->model, 0));
+    for (int64_t i = 0; i < count; i++)
+        TRY(tn_ids_append(&ids, e.ids[i]));
+    TRY(tn_llm_prompt(s->model, ids.data, count, &logits));
+    for (int i = 0; i < SAMPLE_TOKENS && !cli_stopped(); i++) {
         int32_t id = best_of(logits, t->facts.vocabulary);
-        status = tn_ids_append(&ids, id);
+        TRY(tn_ids_append(&ids, id));
         if (tn_tokenizer_ends(t->words.tokenizer, id) || tn_llm_ends(s->model, id)) break;
-        if (status == TN_OK && i + 1 < SAMPLE_TOKENS) status = tn_llm_step(s->model, id, &logits);
+        if (i + 1 < SAMPLE_TOKENS) TRY(tn_llm_step(s->model, id, &logits));
     }
-    if (status == TN_OK) status = tn_tokenizer_decode(t->words.tokenizer, ids.data, ids.count, TN_DECODE_SPECIAL, text);
-    if (status == TN_OK) status = tn_bytes_append(text, "", 1);
-    tn_ids_free(&ids);
-    return status;
+    TRY(tn_tokenizer_decode(t->words.tokenizer, ids.data, ids.count, TN_DECODE_SPECIAL, text));
+    return tn_bytes_append(text, "", 1);
 }
 
 /* What is measured between steps. It is computed completely before any of it is noted, because the device may fail,

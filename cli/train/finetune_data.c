@@ -96,20 +96,18 @@ static size_t common(const tn_ids *ids, const int32_t *whole, size_t count) {
 static tn_status take_completion(finetune_data *d, const vocabulary *v, const tn_json *prompt, const tn_json *answer) {
     size_t first = d->ids.count, length = tn_json_length(prompt);
     int32_t end = tn_tokenizer_special(v->tokenizer, TN_SPECIAL_EOS);
-    tn_bytes whole = {0};
-    tn_ids before = {0};
-    tn_status status = tn_bytes_append(&whole, tn_json_string(prompt, ""), length);
-    if (status == TN_OK) status = tn_bytes_append(&whole, tn_json_string(answer, ""), tn_json_length(answer));
-    if (status == TN_OK) status = tn_bytes_append(&whole, "", 1);
-    if (status == TN_OK) status = tn_tokenizer_encode(v->tokenizer, whole.data, length, TN_ENCODE_ENDS, &before);
-    if (status == TN_OK) status = append_text(d, v, whole.data, whole.size - 1, TN_ENCODE_ENDS, ANSWER);
+    AUTO_BYTES tn_bytes whole = {0};
+    AUTO_IDS tn_ids before = {0};
+    TRY(tn_bytes_append(&whole, tn_json_string(prompt, ""), length));
+    TRY(tn_bytes_append(&whole, tn_json_string(answer, ""), tn_json_length(answer)));
+    TRY(tn_bytes_append(&whole, "", 1));
+    TRY(tn_tokenizer_encode(v->tokenizer, whole.data, length, TN_ENCODE_ENDS, &before));
+    TRY(append_text(d, v, whole.data, whole.size - 1, TN_ENCODE_ENDS, ANSWER));
     if (before.count > 0 && before.data[before.count - 1] == end) before.count--; /* it belongs after the completion */
-    size_t same = status == TN_OK ? common(&before, d->ids.data + first, d->ids.count - first) : 0;
+    size_t same = common(&before, d->ids.data + first, d->ids.count - first);
     for (size_t i = 0; i < same; i++)
         d->answer.data[first + i] = PROMPT;
-    tn_bytes_free(&whole);
-    tn_ids_free(&before);
-    return status == TN_OK ? append_end(d, v, first) : status;
+    return append_end(d, v, first);
 }
 
 static tn_status take_plain(finetune_data *d, const vocabulary *v, const tn_json *text) {
@@ -137,15 +135,14 @@ static tn_status mark_answer(finetune_data *d, const vocabulary *v, const conver
 }
 
 static tn_status take_messages(finetune_data *d, const vocabulary *v, const tn_json *line, const char *path) {
-    conversation c = {0};
+    AUTO_CALL(conversation_free) conversation c = {0};
     size_t first = d->ids.count;
-    tn_status status = conversation_take(&c, line, path);
-    if (status == TN_OK) status = conversation_encode_whole(&c, v, &d->ids);
-    if (status == TN_OK) status = mark(d, d->ids.count - first, PROMPT);
-    for (int i = 0; i < c.count && status == TN_OK; i++)
-        if (!strcmp(c.messages[i].role, "assistant")) status = mark_answer(d, v, &c, i, first);
-    conversation_free(&c);
-    return status;
+    TRY(conversation_take(&c, line, path));
+    TRY(conversation_encode_whole(&c, v, &d->ids));
+    TRY(mark(d, d->ids.count - first, PROMPT));
+    for (int i = 0; i < c.count; i++)
+        if (!strcmp(c.messages[i].role, "assistant")) TRY(mark_answer(d, v, &c, i, first));
+    return TN_OK;
 }
 
 static tn_status take_line(finetune_data *d, const vocabulary *v, const tn_json *line, const char *path) {
@@ -170,12 +167,11 @@ static bool is_blank(const char *text, size_t size) {
 
 static tn_status read_line(finetune_data *d, const vocabulary *v, const char *text, size_t size, const char *path,
                            int64_t context) {
-    tn_json_doc *doc;
+    AUTO_JSON tn_json_doc *doc = NULL;
     size_t first = d->ids.count;
     TRY(tn_json_parse(text, size, &doc));
-    tn_status status = take_line(d, v, tn_json_root(doc), path);
-    tn_json_free(doc);
-    return status == TN_OK ? end_text(d, first, context) : status;
+    TRY(take_line(d, v, tn_json_root(doc), path));
+    return end_text(d, first, context);
 }
 
 static tn_status read_lines(finetune_data *d, const tn_bytes *file, const char *path, const vocabulary *v,
@@ -195,32 +191,30 @@ static tn_status read_lines(finetune_data *d, const tn_bytes *file, const char *
 /* Splits plain text into samples of `context` tokens. Each begins with the last token of the previous one, so that
  * every token but the first is predicted once. */
 static tn_status read_pieces(finetune_data *d, const tn_bytes *file, const vocabulary *v, int64_t context) {
-    tn_ids all = {0};
-    tn_status status = tn_tokenizer_encode(v->tokenizer, file->data, file->size, TN_ENCODE_ENDS, &all);
-    for (size_t at = 0; at + 1 < all.count && status == TN_OK; at += (size_t)context - 1) {
+    AUTO_IDS tn_ids all = {0};
+    TRY(tn_tokenizer_encode(v->tokenizer, file->data, file->size, TN_ENCODE_ENDS, &all));
+    for (size_t at = 0; at + 1 < all.count; at += (size_t)context - 1) {
         size_t first = d->ids.count, count = all.count - at;
         if (count > (size_t)context) count = (size_t)context;
-        for (size_t i = 0; i < count && status == TN_OK; i++)
-            status = tn_ids_append(&d->ids, all.data[at + i]);
-        if (status == TN_OK) status = mark(d, count, ANSWER);
-        if (status == TN_OK) status = end_text(d, first, context);
+        for (size_t i = 0; i < count; i++)
+            TRY(tn_ids_append(&d->ids, all.data[at + i]));
+        TRY(mark(d, count, ANSWER));
+        TRY(end_text(d, first, context));
     }
-    tn_ids_free(&all);
-    return status;
+    return TN_OK;
 }
 
 tn_status finetune_data_read(finetune_data *d, const char *path, const vocabulary *v, int64_t context) {
     static const char ending[] = ".jsonl";
     size_t length = strlen(path), size = sizeof ending - 1;
     bool lines = length > size && strcmp(path + length - size, ending) == 0;
-    tn_bytes file = {0};
+    AUTO_BYTES tn_bytes file = {0};
     if (context < 2)
         return tn_backend_fail(TN_ERR_ARGUMENT, "the context is %lld tokens; it must be at least 2 to learn from",
                                (long long)context);
-    tn_status status = cli_read_file(path, &file);
-    if (status == TN_OK) status = (lines ? read_lines(d, &file, path, v, context) : read_pieces(d, &file, v, context));
-    tn_bytes_free(&file);
-    if (status != TN_OK || d->count > 0) return status;
+    TRY(cli_read_file(path, &file));
+    TRY(lines ? read_lines(d, &file, path, v, context) : read_pieces(d, &file, v, context));
+    if (d->count > 0) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s' has no text to learn from: %lld were left out because they have no answer within the "
                            "context of %lld tokens (--context)",

@@ -121,21 +121,20 @@ void ppo_free(ppo *p) {
 }
 
 static tn_status begin_ppo(ppo *p) {
-    tn_status status = allocate(p);
-    if (status != TN_OK) return status;
+    TRY(allocate(p));
     for (int64_t i = 0; i < p->n; i++)
         p->started[i] = true;
     tn_policy_initial_state(p->policy, p->n, p->state);
-    for (int i = 0; i < p->state_count && status == TN_OK; i++)
-        status = tn_eval(&p->state[i], 1);
+    for (int i = 0; i < p->state_count; i++)
+        TRY(tn_eval(&p->state[i], 1));
     int64_t stored_shape = 1 + p->n;
     p->stored = tn_full(&stored_shape, 1, 0, TN_I64);
-    if (status == TN_OK) status = tn_eval(&p->stored, 1);
+    TRY(tn_eval(&p->stored, 1));
     tn_adam_options o = TN_ADAM_DEFAULTS;
     o.lr = p->settings.learning_rate;
     o.eps = 1e-5;
     o.max_grad_norm = p->settings.max_grad_norm;
-    return status == TN_OK ? tn_optimizer_adam(tn_policy_module(p->policy), &o, &p->optimizer) : status;
+    return tn_optimizer_adam(tn_policy_module(p->policy), &o, &p->optimizer);
 }
 
 tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const ppo_settings *settings, ppo **out) {
@@ -174,12 +173,12 @@ static tn_status ask_ppo(ppo *p, const float *observations, tn_tensor *const *st
     tn_tensor *x = tn_from_data(observations, (int64_t[]){n, p->environments.observations}, 2, TN_F32);
     tn_tensor *out[2 + TN_MAX_POLICY_STATE];
     tn_policy_forward(p->policy, x, state, &out[0], &out[1], out + 2);
-    tn_status status = tn_eval(out, 2 + p->state_count);
-    if (status == TN_OK) status = tn_read(out[0], logits, (size_t)(n * p->environments.actions) * sizeof *logits);
-    if (status == TN_OK) status = tn_read(out[1], values, (size_t)n * sizeof *values);
-    for (int i = 0; status == TN_OK && new_state && i < p->state_count; i++)
+    TRY(tn_eval(out, 2 + p->state_count));
+    TRY(tn_read(out[0], logits, (size_t)(n * p->environments.actions) * sizeof *logits));
+    TRY(tn_read(out[1], values, (size_t)n * sizeof *values));
+    for (int i = 0; new_state && i < p->state_count; i++)
         new_state[i] = tn_keep(out[2 + i]);
-    return status;
+    return TN_OK;
 }
 
 /* Draws an action by the probabilities that the logits stand for; *log_probability: of that action. */
@@ -285,16 +284,14 @@ static void keep_state(ppo *p, int64_t stretch) {
 }
 
 static tn_status collect(ppo *p) {
-    tn_status status = TN_OK;
-    for (int64_t t = 0; t < p->steps && status == TN_OK; t++) {
+    for (int64_t t = 0; t < p->steps; t++) {
         if (p->state_count && t % p->settings.stretch == 0) keep_state(p, t / p->settings.stretch);
-        status = collect_step(p, t);
+        TRY(collect_step(p, t));
     }
-    if (status != TN_OK) return status;
     p->environments.observe(p->environments.self, p->last);
-    status = ask_ppo(p, p->last, p->state, p->logits, p->row, NULL);
-    if (status == TN_OK) estimate_advantages(p, p->row);
-    return status;
+    TRY(ask_ppo(p, p->last, p->state, p->logits, p->row, NULL));
+    estimate_advantages(p, p->row);
+    return TN_OK;
 }
 
 /* ---- learning ---------------------------------------------------------------------------------------------------- */
@@ -493,14 +490,13 @@ tn_status ppo_store(ppo *p) {
 
 tn_status ppo_restore(ppo *p) {
     size_t bytes = (size_t)(1 + p->n) * sizeof(int64_t);
-    int64_t *numbers = malloc(bytes);
+    AUTO_FREE int64_t *numbers = malloc(bytes);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "ppo: out of memory");
-    tn_status status = tn_read(p->stored, numbers, bytes);
-    if (status == TN_OK) memcpy(&p->random, numbers, sizeof p->random);
-    for (int64_t i = 0; status == TN_OK && i < p->n; i++)
+    TRY(tn_read(p->stored, numbers, bytes));
+    memcpy(&p->random, numbers, sizeof p->random);
+    for (int64_t i = 0; i < p->n; i++)
         p->started[i] = numbers[1 + i] != 0;
-    free(numbers);
-    return status;
+    return TN_OK;
 }
 
 void ppo_greedy(const float *logits, int64_t count, int64_t actions, int32_t *out) {
