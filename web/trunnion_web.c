@@ -16,7 +16,11 @@
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
 
+#if defined(__wasm__)
 #define WEB(name) __attribute__((export_name(#name))) name
+#else /* `tests` compiles this file */
+#define WEB(name) name
+#endif
 
 enum { FAILED = -1, MOST_STOPS = 16 };
 

@@ -32,16 +32,20 @@ static const cli_option rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof *rows, NUMBERS = ROWS - 1 };
 
-int cli_parse_with_sampling(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own,
-                            size_t at, void *wishes, int *status) {
-    cli_sampling *s = (cli_sampling *)(void *)((char *)wishes + at);
-    cli_option all[CLI_OPTIONS_MOST] = {{0}};
-    int n = 0;
+void cli_sampling_begin(cli_sampling *s) {
     *s = (cli_sampling){.options = TN_SAMPLER_DEFAULTS};
     s->options.temperature = 0.8;
     s->options.top_k = 40;
     s->options.top_p = 0.95;
     s->options.min_p = 0.05;
+}
+
+int cli_parse_with_sampling(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own,
+                            size_t at, void *wishes, int *status) {
+    cli_sampling *s = (cli_sampling *)(void *)((char *)wishes + at);
+    cli_option all[CLI_OPTIONS_MOST] = {{0}};
+    int n = 0;
+    cli_sampling_begin(s);
     for (; own->name && n < CLI_OPTIONS_MOST - ROWS - 1; own++)
         all[n++] = *own;
     for (int i = 0; i < ROWS; i++) {

@@ -39,6 +39,8 @@ typedef struct cli_sampling {
     bool greedy;
 } cli_sampling;
 
+/* The defaults of generate, chat and serve. */
+void cli_sampling_begin(cli_sampling *s);
 /* cli_parse with the options of sampling behind `own`. at: offset of the cli_sampling in *wishes. */
 int cli_parse_with_sampling(const cli_command *c, int argc, char **argv, cli_options *o, const cli_option *own,
                             size_t at, void *wishes, int *status);

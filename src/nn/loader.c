@@ -86,7 +86,7 @@ struct tn_dataset {
 /* ---- source ------------------------------------------------------------------------------------------------------ */
 
 static tn_status check_field(const tn_dataset_field *f, size_t *bytes) {
-    size_t most = (size_t)1 << 40, count = 1;
+    size_t most = sizeof(size_t) > 4 ? (size_t)(UINT64_C(1) << 40) : SIZE_MAX / 16, count = 1;
     bool good = f->rank >= 0 && f->rank < TN_MAX_RANK && f->dtype < TN_DTYPE_COUNT && tn_dtype_block(f->dtype) == 1;
     for (int d = 0; d < f->rank && good; d++) {
         good = f->shape[d] > 0 && (size_t)f->shape[d] <= most / count;
