@@ -382,12 +382,14 @@ static void threads_that_are_set_meanwhile_are_not_used(void **state) {
     }
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, change_threads, state), 0);
-    for (int run = 0; run < ROUNDS; run++) {
+    for (int run = 0; run < ROUNDS / test_every(1, 4); run++) {
         memset(out, 0, sizeof out);
         kir_vm_trim(); /* no room is left over from a launch on more threads */
         assert_ok(kir_vm_run(vm, launches, MANY));
+        int wrong = 0; /* counted, because a call for each number takes most of the time */
         for (int i = 0; i < MANY * POINTS; i++)
-            assert_true(out[i / POINTS][i % POINTS] == 1);
+            wrong += out[i / POINTS][i % POINTS] != 1;
+        assert_int_equal(wrong, 0);
     }
     atomic_store(&ended, true);
     pthread_join(thread, NULL);
