@@ -119,16 +119,13 @@ static tn_status open_npz(model *m, size_t size) {
     npz_member member;
     size_t at = 0;
     int64_t room = 0;
-    tn_status status = TN_OK;
-    while (status == TN_OK && npz_next(m->bytes, size, &at, &member)) {
-        tn_tensor *t = NULL;
-        status = npz_decode(&member, &t);
-        if (status == TN_OK) status = add_array(m, member.name, t, &room);
-        tn_free(t);
+    while (npz_next(m->bytes, size, &at, &member)) {
+        AUTO_TENSOR tn_tensor *t = NULL;
+        TRY(npz_decode(&member, &t));
+        TRY(add_array(m, member.name, t, &room));
     }
-    if (status == TN_OK && !npz_is_end(m->bytes, size, at))
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': the archive is damaged at byte %zu", m->path, at);
-    return status;
+    if (npz_is_end(m->bytes, size, at)) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s': the archive is damaged at byte %zu", m->path, at);
 }
 
 static tn_status open_numpy(model *m) {
@@ -153,9 +150,9 @@ static tn_status open_safetensors(model *m) {
 
 static tn_status open_gguf(model *m) {
     m->format = "gguf";
-    tn_status status = tn_gguf_open(m->path, &m->file.gguf);
-    m->file.count = status == TN_OK ? tn_gguf_count(m->file.gguf) : 0;
-    return status == TN_OK ? read_gguf_words(m) : status;
+    TRY(tn_gguf_open(m->path, &m->file.gguf));
+    m->file.count = tn_gguf_count(m->file.gguf);
+    return read_gguf_words(m);
 }
 
 static tn_status open_pickle(model *m) {
@@ -239,22 +236,21 @@ static bool has_safetensors(const model *m) {
 
 static tn_status open_folder(model *m) {
     char path[CLI_PATH];
-    tn_status status = open_beside(m, "config.json", &m->config);
-    if (status == TN_OK) status = open_beside(m, "tokenizer.json", &m->tokenizer);
-    if (status == TN_OK) status = open_beside(m, "tokenizer_config.json", &m->tokenizer_config);
-    if (status == TN_OK) status = read_template(m);
-    if (status == TN_OK) status = read_folder_words(m);
-    if (status != TN_OK) return status;
+    TRY(open_beside(m, "config.json", &m->config));
+    TRY(open_beside(m, "tokenizer.json", &m->tokenizer));
+    TRY(open_beside(m, "tokenizer_config.json", &m->tokenizer_config));
+    TRY(read_template(m));
+    TRY(read_folder_words(m));
     m->format = "huggingface";
     snprintf(path, sizeof path, "%s/pytorch_model.bin", m->path);
     if (access(path, F_OK) == 0 && !has_safetensors(m)) {
-        status = tn_pickle_open(path, &m->file.pickle);
-        m->file.count = status == TN_OK ? tn_pickle_count(m->file.pickle) : 0;
-        return status;
+        TRY(tn_pickle_open(path, &m->file.pickle));
+        m->file.count = tn_pickle_count(m->file.pickle);
+        return TN_OK;
     }
-    status = tn_safetensors_open(m->path, &m->file.safetensors);
+    TRY(tn_safetensors_open(m->path, &m->file.safetensors));
     m->file.count = tn_safetensors_count(m->file.safetensors);
-    return status;
+    return TN_OK;
 }
 
 static tn_status open_model(model *m, const char *path) {

@@ -103,12 +103,12 @@ static tn_status explain(const cli_language *l, const explain_wishes *w, report 
     language_work work = {l->model, w->prompt ? w->prompt : PROMPT, w->tokens ? w->tokens : TOKENS, NULL};
     r->where = l->device;
     r->selection = &l->selection;
-    tn_status status = tn_llm_get_facts(l->model, &r->facts);
-    if (status == TN_OK) status = tn_device_get_info(l->device, &r->device);
-    if (status == TN_OK) status = cli_language_estimate(l, r->facts.context, &r->predicted);
-    if (status == TN_OK) status = run_model(&work, &r->facts, r->phases);
+    TRY(tn_llm_get_facts(l->model, &r->facts));
+    TRY(tn_device_get_info(l->device, &r->device));
+    TRY(cli_language_estimate(l, r->facts.context, &r->predicted));
+    TRY(run_model(&work, &r->facts, r->phases));
     r->peak_bytes = cli_peak_bytes(); /* before the probes take memory of their own */
-    return status == TN_OK ? explain_find_speeds(&r->speeds) : status;
+    return explain_find_speeds(&r->speeds);
 }
 
 int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {

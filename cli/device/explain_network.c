@@ -23,40 +23,38 @@ typedef struct network {
 
 static tn_status run_network(void *ctx) {
     network *n = ctx;
-    tn_status status = TN_OK;
     n->ran = true;
-    for (int i = 0; i < RUNS && status == TN_OK; i++) {
+    for (int i = 0; i < RUNS; i++) {
         onnx_free_values(n->out, tn_onnx_output_count(n->model));
-        status = tn_onnx_run(n->model, n->in, n->out);
+        TRY(tn_onnx_run(n->model, n->in, n->out));
     }
-    return status == TN_OK ? tn_device_synchronize(n->device) : status;
+    return tn_device_synchronize(n->device);
 }
 
 static tn_status open_network(network *n, explain_wishes *w, uint64_t seed, const char *path) {
     tn_onnx_options o = TN_ONNX_DEFAULTS;
     o.recorded = true; /* only of a recording is there a plan to show */
-    tn_status status = tn_onnx_open(path, &o, &n->model);
-    if (status != TN_OK) return status;
+    TRY(tn_onnx_open(path, &o, &n->model));
     int inputs = tn_onnx_input_count(n->model);
     n->in = calloc((size_t)inputs + 1, sizeof *n->in);
     n->out = calloc((size_t)tn_onnx_output_count(n->model) + 1, sizeof *n->out);
     if (!n->in || !n->out) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for inputs and outputs");
     uint64_t state = seed + 1;
-    for (int i = 0; i < inputs && status == TN_OK; i++) {
+    for (int i = 0; i < inputs; i++) {
         tn_onnx_info info = {.struct_size = sizeof info};
-        status = tn_onnx_input_at(n->model, i, &info);
-        if (status == TN_OK) status = onnx_random_input(&info, &w->dims, &state, &n->in[i]);
+        TRY(tn_onnx_input_at(n->model, i, &info));
+        TRY(onnx_random_input(&info, &w->dims, &state, &n->in[i]));
     }
-    return status == TN_OK ? onnx_dims_are_used(&w->dims) : status;
+    return onnx_dims_are_used(&w->dims);
 }
 
 static tn_status explain(network *n, explain_wishes *w, uint64_t seed, const char *path) {
-    tn_status status = tn_device_get_info(n->device, &n->info);
-    if (status == TN_OK) status = open_network(n, w, seed, path);
+    TRY(tn_device_get_info(n->device, &n->info));
+    TRY(open_network(n, w, seed, path));
     n->phase = (explain_phase){.name = "run", .unit = "run", .count = RUNS};
-    if (status == TN_OK) status = explain_measure(&n->phase, run_network, n);
+    TRY(explain_measure(&n->phase, run_network, n));
     n->peak_bytes = cli_peak_bytes(); /* before the probes take memory of their own */
-    return status == TN_OK ? explain_find_speeds(&n->speeds) : status;
+    return explain_find_speeds(&n->speeds);
 }
 
 static void put_text_network(const network *n, const char *path, bool verbose) {

@@ -271,26 +271,19 @@ static tn_status decode_picture(work *w, const char *name, const unsigned char *
 }
 
 static tn_status give_file(work *w, const named *n) {
-    unsigned char *bytes;
+    AUTO_FREE unsigned char *bytes = NULL;
     size_t size;
     tn_tensor *t;
-    tn_status status = npy_load(n->text, &bytes, &size);
-    if (status != TN_OK) return status;
+    TRY(npy_load(n->text, &bytes, &size));
     const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
-    if (npz_is(bytes, size)) {
-        status = give_members(w, n->text, bytes, size);
-    } else if (npy_is_text(bytes, size)) {
-        status = give_texts(w, name, bytes, size, n->text);
-    } else {
-        status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
-                 : is_wav(bytes, size) ? decode_sound(w, name, bytes, size, n->text, &t)
-                                       : npy_decode(bytes, size, n->text, &t);
-        w->has_sound |= is_wav(bytes, size);
-        w->has_picture |= image_is(bytes, size);
-        if (status == TN_OK) status = give_network(w, name, t);
-    }
-    free(bytes);
-    return status;
+    if (npz_is(bytes, size)) return give_members(w, n->text, bytes, size);
+    if (npy_is_text(bytes, size)) return give_texts(w, name, bytes, size, n->text);
+    w->has_sound |= is_wav(bytes, size);
+    w->has_picture |= image_is(bytes, size);
+    TRY(image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
+        : is_wav(bytes, size) ? decode_sound(w, name, bytes, size, n->text, &t)
+                              : npy_decode(bytes, size, n->text, &t));
+    return give_network(w, name, t);
 }
 
 static tn_status make_inputs(work *w) {

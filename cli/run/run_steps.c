@@ -181,23 +181,22 @@ static int64_t held(const run_steps *s, const tn_onnx *m, tn_onnx_value *const *
 tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
                             int64_t (*extent)(void *ctx, const tn_onnx_info *info, int d, int64_t otherwise),
                             void *ctx) {
-    tn_status status = TN_OK;
     const tn_tensor *ids = s->ids >= 0 && in[s->ids] ? tn_onnx_value_get(in[s->ids]) : NULL;
     s->batch = ids && tn_rank(ids) > 0 ? tn_size(ids, 0) : 1;
-    for (int i = 0; i < tn_onnx_input_count(m) && status == TN_OK; i++)
-        if (!in[i] && is_fed(s, m, i)) status = put_empty(s, m, in, i, extent, ctx);
-    if (status != TN_OK || s->ids < 0 || s->logits < 0) return status;
+    for (int i = 0; i < tn_onnx_input_count(m); i++)
+        if (!in[i] && is_fed(s, m, i)) TRY(put_empty(s, m, in, i, extent, ctx));
+    if (s->ids < 0 || s->logits < 0) return TN_OK;
     if (!ids || tn_rank(ids) != 2 || tn_numel(ids) < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "--steps: a language model requires -i input_ids=FILE.npy, integers [texts, tokens]");
     int64_t count = tn_size(ids, 1), past = held(s, m, in);
-    if (s->mask >= 0 && !in[s->mask]) status = put_row(s, m, in, s->mask, ONES, past + count);
-    if (status == TN_OK && s->places >= 0 && !in[s->places]) status = put_row(s, m, in, s->places, past, count);
-    if (status == TN_OK && s->branch >= 0 && !in[s->branch])
-        status = put_step_pair(&in[s->branch], tn_zeros(TN_DIMS(1), step_pair_dtype_of(m, s->branch)));
-    if (status == TN_OK && s->batch > 0 && (uint64_t)s->count < SIZE_MAX / 8 / (size_t)s->batch)
+    if (s->mask >= 0 && !in[s->mask]) TRY(put_row(s, m, in, s->mask, ONES, past + count));
+    if (s->places >= 0 && !in[s->places]) TRY(put_row(s, m, in, s->places, past, count));
+    if (s->branch >= 0 && !in[s->branch])
+        TRY(put_step_pair(&in[s->branch], tn_zeros(TN_DIMS(1), step_pair_dtype_of(m, s->branch))));
+    if (s->batch > 0 && (uint64_t)s->count < SIZE_MAX / 8 / (size_t)s->batch)
         s->tokens = calloc((size_t)(s->count * s->batch), sizeof *s->tokens);
-    return status == TN_OK && !s->tokens ? tn_backend_fail(TN_ERR_MEMORY, "out of memory for tokens") : status;
+    return s->tokens ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for tokens");
 }
 
 /* ---- from one run to the next ------------------------------------------------------------------------------------ */
@@ -228,15 +227,12 @@ static tn_status append_step_pair(tn_onnx_value **in, int i, const tn_tensor *co
 static tn_status lengthen(const run_steps *s, const int64_t *tokens, tn_onnx_value **in) {
     TN_SCOPE;
     tn_tensor *chosen = tn_from_data(tokens, TN_DIMS(s->batch, 1), TN_I64);
-    tn_status status = append_step_pair(in, s->ids, chosen, !s->cached);
-    if (status == TN_OK && s->mask >= 0)
-        status = append_step_pair(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
-    if (status == TN_OK && s->places >= 0) {
-        const tn_tensor *old = tn_onnx_value_get(in[s->places]);
-        tn_tensor *next = tn_add(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), tn_scalar_int(1));
-        status = append_step_pair(in, s->places, next, !s->cached);
-    }
-    return status;
+    TRY(append_step_pair(in, s->ids, chosen, !s->cached));
+    if (s->mask >= 0) TRY(append_step_pair(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true));
+    if (s->places < 0) return TN_OK;
+    const tn_tensor *old = tn_onnx_value_get(in[s->places]);
+    tn_tensor *next = tn_add(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), tn_scalar_int(1));
+    return append_step_pair(in, s->places, next, !s->cached);
 }
 
 tn_status steps_advance(run_steps *s, int64_t i, const tn_onnx *m, tn_onnx_value **in, tn_onnx_value **out) {

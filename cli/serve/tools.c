@@ -368,19 +368,18 @@ static tn_status add_call(serve_job *j, const char *name, const tn_json *argumen
 /* Adds the calls of `text`: one JSON object or a list of them. Ignores objects that name no tool, and text that is not
  * JSON. */
 static tn_status take_calls(serve_job *j, const char *text, size_t size) {
-    tn_json_doc *doc = NULL;
+    AUTO_JSON tn_json_doc *doc = NULL;
     tn_status status = tn_json_parse(text, size, &doc);
     if (status != TN_OK) return status == TN_ERR_MEMORY ? status : TN_OK;
     const tn_json *root = tn_json_root(doc);
     bool list = tn_json_kind_of(root) == TN_JSON_ARRAY;
-    for (size_t i = 0; status == TN_OK && i < (list ? tn_json_length(root) : 1) && j->call_count < j->most_calls; i++) {
+    for (size_t i = 0; i < (list ? tn_json_length(root) : 1) && j->call_count < j->most_calls; i++) {
         const tn_json *call = list ? tn_json_at(root, i) : root, *arguments = tn_json_get(call, "arguments");
         const char *name = tn_json_string(tn_json_get(call, "name"), "");
         if (!arguments) arguments = tn_json_get(call, "parameters"); /* Llama 3's word */
-        if (is_tool(j, name)) status = add_call(j, name, arguments);
+        if (is_tool(j, name)) TRY(add_call(j, name, arguments));
     }
-    tn_json_free(doc);
-    return status;
+    return TN_OK;
 }
 
 static size_t blanks(const char *text, size_t size) {

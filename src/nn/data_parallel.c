@@ -386,17 +386,14 @@ static tn_status give_data_parallel(const call *c, const work *w) {
 
 static tn_status record_data_parallel(const call *c, work *w) {
     TN_SCOPE;
-    tn_status status = choose_stand_ins(c->p, w->by, c->train);
-    if (status == TN_OK) {
-        swap_all(c->p);
-        w->result = tn_retain(c->function(c->ctx, &w->part));
-        swap_all(c->p);
-        status = tn_status_of(w->result);
-    }
-    if (status == TN_OK && c->train) status = record_gradients(c, w);
-    if (status == TN_OK) note_buffers(c, w);
-    if (status == TN_OK && !c->p->overlaps) status = give_data_parallel(c, w);
-    return status;
+    TRY(choose_stand_ins(c->p, w->by, c->train));
+    swap_all(c->p);
+    w->result = tn_retain(c->function(c->ctx, &w->part));
+    swap_all(c->p);
+    TRY(tn_status_of(w->result));
+    if (c->train) TRY(record_gradients(c, w));
+    note_buffers(c, w);
+    return c->p->overlaps ? TN_OK : give_data_parallel(c, w);
 }
 
 static void forget(const call *c, work *w) {
@@ -566,20 +563,19 @@ static tn_status add_up(const call *c, const work *w) {
 }
 
 static tn_status compute_all(call *c, int64_t rows) {
-    tn_status status = TN_OK;
     cut_data_parallel(c, rows, 0, c->p->parts);
     c->sums = c->works[0].values;
     /* A device alone has nothing to wait for: the gradients of a part are added before the next part makes others. */
     int ahead = c->p->member_count == 1 ? 1 : c->count;
-    for (int i = 0, computed = 0; i < c->count && status == TN_OK; i++) {
-        for (; computed < c->count && computed < i + ahead && status == TN_OK; computed++) {
+    for (int i = 0, computed = 0; i < c->count; i++) {
+        for (; computed < c->count && computed < i + ahead; computed++) {
             c->works[computed].random = tn_get_random_state();
-            status = compute_anywhere(c, &c->works[computed]);
+            TRY(compute_anywhere(c, &c->works[computed]));
         }
-        if (status == TN_OK) status = fetch_anyhow(c, &c->works[i]);
-        if (status == TN_OK && c->train) status = add_up(c, &c->works[i]);
+        TRY(fetch_anyhow(c, &c->works[i]));
+        if (c->train) TRY(add_up(c, &c->works[i]));
     }
-    return status;
+    return TN_OK;
 }
 
 static tn_status call_begin(call *c, const char *what, int64_t rows) {

@@ -28,15 +28,14 @@ void tn_ema_free(tn_ema *e) {
 static tn_status copy_parameters(tn_ema *e) {
     e->averages = calloc((size_t)e->count + 1, sizeof *e->averages);
     if (!e->averages) return tn_optim_out_of_memory();
-    tn_status status = TN_OK;
     TN_SCOPE;
     TN_NO_GRAD;
-    for (int i = 0; i < e->count && status == TN_OK; i++) {
+    for (int i = 0; i < e->count; i++) {
         tn_tensor *copy = tn_contiguous(tn_detach(e->parameters[i].tensor));
-        status = tn_make_state(copy);
-        if (status == TN_OK) e->averages[i] = tn_retain(copy);
+        TRY(tn_make_state(copy));
+        e->averages[i] = tn_retain(copy);
     }
-    return status;
+    return TN_OK;
 }
 
 tn_status tn_ema_new(tn_module *m, double decay, tn_ema **out) {
@@ -58,24 +57,23 @@ tn_status tn_ema_new(tn_module *m, double decay, tn_ema **out) {
 }
 
 tn_status tn_ema_update(tn_ema *e) {
-    tn_status status = tn_nn_need(e, "tn_ema_update: the averages");
-    if (status == TN_OK && e->swapped)
-        status = tn_backend_fail(TN_ERR_STATE, "tn_ema_update: the module has the averages; call tn_ema_swap first");
-    if (status != TN_OK) return status;
+    TRY(tn_nn_need(e, "tn_ema_update: the averages"));
+    if (e->swapped)
+        return tn_backend_fail(TN_ERR_STATE, "tn_ema_update: the module has the averages; call tn_ema_swap first");
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *new_part = tn_scalar(1 - e->decay);
-    for (int i = 0; i < e->count && status == TN_OK; i++)
-        status = tn_status_of(tn_lerp_(e->averages[i], tn_detach(e->parameters[i].tensor), new_part));
-    return status == TN_OK ? tn_eval(NULL, 0) : status;
+    for (int i = 0; i < e->count; i++)
+        TRY(tn_status_of(tn_lerp_(e->averages[i], tn_detach(e->parameters[i].tensor), new_part)));
+    return tn_eval(NULL, 0);
 }
 
 tn_status tn_ema_swap(tn_ema *e) {
-    tn_status status = tn_nn_need(e, "tn_ema_swap: the averages");
-    for (int i = 0; status == TN_OK && i < e->count; i++)
-        status = tn_swap(e->parameters[i].tensor, e->averages[i]);
-    if (status == TN_OK) e->swapped = !e->swapped;
-    return status;
+    TRY(tn_nn_need(e, "tn_ema_swap: the averages"));
+    for (int i = 0; i < e->count; i++)
+        TRY(tn_swap(e->parameters[i].tensor, e->averages[i]));
+    e->swapped = !e->swapped;
+    return TN_OK;
 }
 
 tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *count) {

@@ -82,14 +82,13 @@ static tn_status move_to(const walk *w, double t) {
     const tn_lbfgs *l = w->l;
     tn_tensor *x = t == 0 ? w->start : tn_add(w->start, tn_mul(l->direction, tn_scalar(t)));
     int64_t at = 0;
-    tn_status status = TN_OK;
-    for (int i = 0; i < l->count && status == TN_OK; i++) {
+    for (int i = 0; i < l->count; i++) {
         tn_tensor *v = l->variables[i].tensor;
         tn_tensor *piece = tn_slice(x, 0, at, at + tn_numel(v), 1);
-        status = tn_status_of(tn_copy_(v, tn_reshape(piece, tn_shape(v), tn_rank(v))));
+        TRY(tn_status_of(tn_copy_(v, tn_reshape(piece, tn_shape(v), tn_rank(v)))));
         at += tn_numel(v);
     }
-    return status == TN_OK ? tn_eval(NULL, 0) : status;
+    return tn_eval(NULL, 0);
 }
 
 /* Value and gradient where the parameters are. */
@@ -113,10 +112,9 @@ static tn_status evaluate(walk *w, double *f, tn_tensor **g) {
 
 static tn_status evaluate_at(walk *w, double t, place *p) {
     p->t = t;
-    tn_status status = move_to(w, t);
-    if (status == TN_OK) status = evaluate(w, &p->f, &p->g);
+    TRY(move_to(w, t));
+    TRY(evaluate(w, &p->f, &p->g));
     TN_SCOPE;
-    if (status != TN_OK) return status;
     p->slope = dot(w->l, p->g, w->l->direction);
     return w->l->status;
 }
@@ -258,11 +256,11 @@ static tn_status choose_direction(tn_lbfgs *l, tn_tensor *g) {
         for (int i = 0; i < l->kept; i++)
             q = plus_scaled(q, l->s[i], l->al[i] - dot(l, l->y[i], q) * l->ro[i]);
     }
-    tn_status status = tn_eval(&q, 1);
-    if (status == TN_OK) status = l->status;
-    if (status == TN_OK) take(&l->direction, q);
-    if (status == TN_OK) take(&l->earlier, g);
-    return status;
+    TRY(tn_eval(&q, 1));
+    TRY(l->status);
+    take(&l->direction, q);
+    take(&l->earlier, g);
+    return TN_OK;
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
@@ -271,8 +269,7 @@ static tn_status choose_direction(tn_lbfgs *l, tn_tensor *g) {
 static tn_status iterate(walk *w, place *at, bool last, bool *end) {
     tn_lbfgs *l = w->l;
     TN_SCOPE;
-    tn_status status = choose_direction(l, at->g);
-    if (status != TN_OK) return status;
+    TRY(choose_direction(l, at->g));
     l->iterations++;
     double before = at->f, first = l->o.lr / fmax(1, number(l, tn_sum(tn_abs(at->g), TN_ALL, false)));
     l->length = l->iterations == 1 ? first : l->o.lr;
@@ -281,9 +278,9 @@ static tn_status iterate(walk *w, place *at, bool last, bool *end) {
     *end = at->slope > -l->o.tolerance_change;
     if (*end || l->status != TN_OK) return l->status;
     tn_tensor *start = flat_of(l, false);
-    status = tn_eval(&start, 1);
-    if (status != TN_OK) return status;
+    TRY(tn_eval(&start, 1));
     take(&w->start, start);
+    tn_status status = TN_OK;
     if (l->o.strong_wolfe) {
         place best = {.g = NULL};
         status = strong_wolfe(w, at, l->length, &best);

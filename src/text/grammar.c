@@ -62,6 +62,8 @@ typedef struct sequence {
     size_t count, room;
 } sequence;
 
+static void free_sequence(sequence *s) { tn_txt_free(s->items); }
+
 static tn_status wrong(const reader *r, const char *what) {
     int line = 1;
     for (const char *c = r->text; c < r->at; c++)
@@ -380,12 +382,10 @@ static tn_status read_sequence(reader *r, sequence *s) {
 
 static tn_status read_alternatives(reader *r, int32_t number) {
     for (;;) {
-        sequence s = {0};
+        AUTO_CALL(free_sequence) sequence s = {0};
         skip(r, true);
-        tn_status status = read_sequence(r, &s);
-        if (status == TN_OK) status = end_alternative(r->g, number, &s, 0);
-        tn_txt_free(s.items);
-        if (status != TN_OK) return status;
+        TRY(read_sequence(r, &s));
+        TRY(end_alternative(r->g, number, &s, 0));
         const char *here = r->at;
         skip(r, true);
         if (peek(r) != '|') {

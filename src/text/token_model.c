@@ -218,6 +218,8 @@ typedef struct gathered {
     size_t known;                         /* tokens of the model */
 } gathered;
 
+static void free_gathered(gathered *g) { tn_txt_free_each(g->tokens, g->types, g->merges); }
+
 static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s", what); }
 
 /* Room for ids 0 to count - 1, and for `more` after them. */
@@ -509,12 +511,10 @@ tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root) {
             TN_ERR_UNSUPPORTED,
             "tokenizer: the type of the model is not supported; supported are BPE, WordPiece, Unigram, WordLevel");
     t->hf->model_name = row->name;
-    gathered g = {0};
-    tn_status status = read_options_tokenizer_model(t, model, row);
-    if (status == TN_OK) status = row->scores ? gather_scores(&g, t->hf, vocab, more) : gather_map(&g, vocab, more);
-    if (status == TN_OK) status = gather_added(&g, t->hf, added);
-    if (status == TN_OK && row->merges) status = gather_merges(&g, tn_hf_get(model, "merges"));
-    if (status == TN_OK) status = fill_tokenizer_model(t, &g, model, row);
-    tn_txt_free_each(g.tokens, g.types, g.merges);
-    return status;
+    AUTO_CALL(free_gathered) gathered g = {0};
+    TRY(read_options_tokenizer_model(t, model, row));
+    TRY(row->scores ? gather_scores(&g, t->hf, vocab, more) : gather_map(&g, vocab, more));
+    TRY(gather_added(&g, t->hf, added));
+    if (row->merges) TRY(gather_merges(&g, tn_hf_get(model, "merges")));
+    return fill_tokenizer_model(t, &g, model, row);
 }
