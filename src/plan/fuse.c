@@ -144,9 +144,8 @@ static void weigh_fusion(tn_graph_plan *g) {
         v->fusion.loads = 1;
         v->fusion.weight = 1;
         if (!v->row || kernel_of_its_own(c)) {
-            if (v->row && v->scalar < 0)
-                for (int k = 0; k < v->n_in; k++)
-                    if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
+            for (int k = 0; v->row && v->scalar < 0 && k < v->n_in; k++)
+                if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
             continue;
         }
         float weight = c == TN_VIEW_OP ? 0.0f : 1.0f + (float)v->row->impl->flops;
