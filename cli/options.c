@@ -149,7 +149,8 @@ bool cli_take(const cli_option *o, void *wishes, const char *arg) {
         if (!cli_parse_int(arg, (int64_t)o->least, (int64_t)o->most, &n)) return false;
         *(int32_t *)at = (int32_t)n;
         return true;
-    case CLI_KIND_BYTES: return cli_parse_bytes(arg, at) && *(int64_t *)at >= o->least && *(int64_t *)at <= o->most;
+    case CLI_KIND_BYTES:
+        return cli_parse_bytes(arg, at) && (double)*(int64_t *)at >= o->least && (double)*(int64_t *)at <= o->most;
     case CLI_KIND_REAL: return cli_parse_real(arg, o->least, o->most, at);
     case CLI_KIND_CHOICE:
         n = place_of(o->words, arg);

@@ -59,7 +59,7 @@ tn_status cli_output_begin(cli_output *o, const char *path) {
     struct stat facts;
     *o = (cli_output){.path = path, .entry = -1};
     bool exists = stat(path, &facts) == 0;
-    if (!exists || S_ISREG(facts.st_mode)) return open_beside(o, exists, exists ? facts.st_mode : 0);
+    if (!exists || S_ISREG(facts.st_mode)) return open_beside(o, exists, (mode_t)(exists ? facts.st_mode : 0));
     o->file = fopen(path, "wb");
     return o->file ? TN_OK : fails(o, "opening");
 }

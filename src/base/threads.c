@@ -422,8 +422,6 @@ void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *
  * machine is shared with programs that we do not see); a worker whose mask was set by somebody else; while other
  * programs need the same processors (the scheduler may then have better choices); with TRUNNION_PIN=0. */
 
-/* A worker looks every WATCH_SECONDS how much of the time went to others. With half a processor it still helps. */
-static const double WATCH_SECONDS = 0.03, LOST_SHARE = 0.6;
 static const double FIRST_PAUSE = 0.1, LAST_PAUSE = 3.2, CALM_SECONDS = 1;
 
 bool tn_pin_may_tie(tn_pin_pause *p, double now, bool crowded) {
@@ -560,6 +558,9 @@ static double processor_time(void) {
     struct timespec t;
     return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec : 0;
 }
+
+/* A worker looks every WATCH_SECONDS how much of the time went to others. With half a processor it still helps. */
+static const double WATCH_SECONDS = 0.03, LOST_SHARE = 0.6;
 
 static void pin_watch(double begin) {
     static _Thread_local double since, busy, used_before;

@@ -407,7 +407,7 @@ static void run_words_of_channels(void *ctx, int64_t begin, int64_t end, int wor
         (a->max_pool ? w->tiles->bytes->pool : w->tiles->bytes->weigh)(&of);
         if (a->y_blocks) continue;
         uint8_t *planes[QUAD], *out = (uint8_t *)(void *)a->out + (image * filters + QUAD * word) * plane;
-        for (int c = 0; c < QUAD; c++)
+        for (int c = 0; c < (int)QUAD; c++)
             planes[c] = out + c * plane;
         w->tiles->bytes->split(of.to, plane, of.channels, planes);
     }

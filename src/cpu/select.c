@@ -104,7 +104,7 @@ __attribute__((unused)) static int dots(void) {
 /* The kernels of bytes that the processor multiplies without making them floats, or NULL. */
 static _Atomic bool without_quads;
 
-static const struct tile_set *byte_tiles(const kernel_tables *t) {
+static const struct tile_set *byte_tiles(TN_UNUSED const kernel_tables *t) {
     if (atomic_load_explicit(&without_quads, memory_order_relaxed)) return NULL;
 #ifdef TN_HAVE_AVX512
     if (t == &built[TN_ISA_AVX512] && (dots() & DOTS_512)) return &tn_tiles_bytes_avx512vnni;
@@ -212,7 +212,7 @@ static const qtile_set *const qmat_built[TN_ISA_COUNT][2] = {
 };
 
 /* NULL: not in this build. ARM's i8mm includes dot products, of bytes without a sign too. */
-static const qtile_set *qmat_set(int isa, bool dot_products) {
+static const qtile_set *qmat_set(tn_isa isa, bool dot_products) {
 #ifdef TN_HAVE_I8MM
     if (dot_products && tn_cpu().i8mm) return &tn_qtiles_i8mm;
 #endif
@@ -223,7 +223,7 @@ static _Atomic(const qtile_set *) qmat_chosen;
 
 static const qtile_set *choose_qmat(void) {
     tn_cpu_info cpu = tn_cpu();
-    int isa = (int)cpu.isa;
+    tn_isa isa = cpu.isa;
     while (isa > TN_ISA_BASE && !qmat_built[isa][0])
         isa--;
     const qtile_set *best = qmat_set(isa, cpu.vnni) ? qmat_set(isa, cpu.vnni) : qmat_built[isa][0];

@@ -115,7 +115,8 @@ tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispa
 /* ==== memory in use =============================================================================================== */
 
 tn_status tn_memory_budget_take(tn_memory_budget *r, const char *device, size_t bytes) {
-    int64_t size = (int64_t)(bytes < INT64_MAX / 2 ? bytes : INT64_MAX / 2); /* so that counting it does not overflow */
+    int64_t size =
+        (int64_t)((uint64_t)bytes < INT64_MAX / 2 ? bytes : INT64_MAX / 2); /* so that counting it does not overflow */
     if (r->largest && size > r->largest)
         return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes exceed the device's largest allocation of %lld; %s", device, bytes,
                        (long long)r->largest, TN_ADVICE_SMALLER);

@@ -512,7 +512,7 @@ tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
     if (!p) return TN_ERR_MEMORY;
     int64_t total = d->info.total_memory;
     p->keep_limit = total ? tn_min64(KEEP_MOST, total / 16) : KEEP_MOST;
-    p->taken_limit = o->pool_max > INT64_MAX ? INT64_MAX : (int64_t)o->pool_max;
+    p->taken_limit = (uint64_t)o->pool_max > INT64_MAX ? INT64_MAX : (int64_t)o->pool_max;
     d->pool = p;
     tn_status s = pieces_open(d, o);
     if (s != TN_OK) tn_pool_free(d);
@@ -542,7 +542,7 @@ tn_status tn_device_set_pool_max(tn_device *d, size_t bytes) {
     TRY(tn_need(d, "tn_device_set_pool_max: device"));
     pool *p = d->pool;
     heap_lock();
-    p->taken_limit = bytes > INT64_MAX ? INT64_MAX : (int64_t)bytes;
+    p->taken_limit = (uint64_t)bytes > INT64_MAX ? INT64_MAX : (int64_t)bytes;
     heap_unlock();
     tn_registry_lock();
     d->settings.pool_max = bytes;

@@ -447,11 +447,11 @@ typedef struct conversion {
 static const conversion CONVERSIONS[TN_PLAIN_DTYPES] = {
     [TN_F16] = {"kir_from_f16(", ")", "kir_to_f16(", ")", "kir_from_f16", "kir_to_f16"},
     [TN_BF16] = {"kir_from_bf16(", ")", "kir_to_bf16(", ")", "kir_from_bf16", "kir_to_bf16"},
-    [TN_I8] = {"($i32)", "", "($i8)", ""},
-    [TN_U8] = {"($i32)", "", "($u8)", ""},
-    [TN_I16] = {"($i32)", "", "($i16)", ""},
-    [TN_U16] = {"($i32)", "", "($u16)", ""},
-    [TN_BOOL] = {"", " != 0", "($u8)", ""},
+    [TN_I8] = {"($i32)", "", "($i8)", "", NULL, NULL},
+    [TN_U8] = {"($i32)", "", "($u8)", "", NULL, NULL},
+    [TN_I16] = {"($i32)", "", "($i16)", "", NULL, NULL},
+    [TN_U16] = {"($i32)", "", "($u16)", "", NULL, NULL},
+    [TN_BOOL] = {"", " != 0", "($u8)", "", NULL, NULL},
 };
 
 static void put_converted(render *r, const kir_ins *in) {

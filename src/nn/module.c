@@ -196,7 +196,7 @@ static tn_status append_variable(tn_module *m, const char *name, tn_tensor *init
         free(copy);
         return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory");
     }
-    m->variables[m->variable_count++] = (variable){copy, tn_retain(initial), parameter, {NULL}};
+    m->variables[m->variable_count++] = (variable){copy, tn_retain(initial), parameter, {0}};
     return TN_OK;
 }
 
@@ -287,7 +287,7 @@ tn_status tn_module_shard(tn_module *m, tn_group *group) {
 
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {
     const variable *v = m ? variable_of(m, t) : NULL;
-    return v ? v->division : (tn_division){NULL};
+    return v ? v->division : (tn_division){0};
 }
 
 /* change: tn_nn_split or tn_nn_join. Every rank goes on after a failure, because the others wait for it. */

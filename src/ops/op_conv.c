@@ -595,7 +595,7 @@ static tn_node *compose_conv2d_forward(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     const int64_t groups = n->i[TN_CONV2D_FORWARD_GROUPS];
     tn_window w = filter_window(n->i, weight);
-    if (depthwise(weight, groups) && !tn_dtype_is_half((tn_dtype)n->dtype)) return tn_b_self(n); /* what it lowers to */
+    if (depthwise(weight, groups) && !tn_dtype_is_half(n->dtype)) return tn_b_self(n); /* what it lowers to */
     return conv_forward_im2col(b, x, weight, &w, groups, n->shape + 2, false);
 }
 

@@ -37,7 +37,7 @@ bool tn_engine_has_constant(const tn_graph_plan *g, int value) {
 
 tn_status tn_engine_op_make(tn_graph_plan *g, tn_group *group) {
     const tn_value *v = &g->values[group->lead];
-    tn_engine_input in[TN_MAX_INPUTS] = {{NULL}};
+    tn_engine_input in[TN_MAX_INPUTS] = {{0}};
     for (int k = 0; k < v->n_in; k++) {
         if (v->in[k] < 0) continue;
         const tn_value *x = &g->values[v->in[k]];

@@ -258,7 +258,7 @@ void tn_mpi_cancel(const size_t *bytes, const uint64_t *begun, tn_mpi_request *r
     for (int i = 0; i < r->count; i++)
         (void)wait_for(&r->handles[i], status_ignore);
     tn_mem_free(r->handles);
-    *r = (tn_mpi_request){NULL};
+    *r = (tn_mpi_request){0};
 }
 
 tn_status tn_mpi_finish(tn_mpi_request *r) {
@@ -268,6 +268,6 @@ tn_status tn_mpi_finish(tn_mpi_request *r) {
         if (status == TN_OK) status = one;
     }
     tn_mem_free(r->handles);
-    *r = (tn_mpi_request){NULL};
+    *r = (tn_mpi_request){0};
     return status;
 }

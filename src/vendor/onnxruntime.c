@@ -283,7 +283,7 @@ static tn_status add_provider(void *options, const char *name) {
 static tn_status set_options(void *options, const tn_ort_options *o) {
     int threads = o->threads ? o->threads : tn_threads();
     TRY(ORT(set_log, (options, LOG_FATAL)));
-    TRY(ORT(set_level, (options, o->level)));
+    TRY(ORT(set_level, (options, (int)o->level)));
     /* Without it, sums of bytes saturate on x86-64 processors without VNNI. */
     TRY(ORT(set_entry, (options, "session.x64quantprecision", "1")));
     TRY(add_provider(options, o->provider));
