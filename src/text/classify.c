@@ -180,9 +180,7 @@ tn_status tn_classifier_open(const char *folder, const tn_classifier_options *op
 }
 
 tn_status tn_classifier_get_facts(const tn_classifier *c, tn_classifier_facts *facts) {
-    if (!c || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_classifier_get_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_classifier_get_facts", c, facts, sizeof *facts));
     const hf_folder *f = &c->net.folder;
     *facts = (tn_classifier_facts){
         .struct_size = sizeof *facts,

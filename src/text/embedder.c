@@ -228,9 +228,7 @@ tn_status tn_embedder_open(const char *folder, const tn_embedder_options *option
 }
 
 tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) {
-    if (!e || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_embedder_get_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_embedder_get_facts", e, facts, sizeof *facts));
     const encoder_config *c = &e->config;
     *facts =
         (tn_embedder_facts){.struct_size = sizeof *facts,

@@ -688,9 +688,7 @@ bool tn_llm_ends(const tn_llm *m, int32_t id) {
 int64_t tn_llm_position(const tn_llm *m) { return m ? m->position : 0; }
 
 tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
-    if (!m || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_llm_get_facts", m, facts, sizeof *facts));
     return tn_llm_describe(&m->config, &m->file->source, facts);
 }
 

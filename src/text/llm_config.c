@@ -589,8 +589,7 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
 }
 
 tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts) {
-    if (!file || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_inspect: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_llm_inspect", file, facts, sizeof *facts));
     llm_config c;
     llm_source s = {.gguf = (tn_gguf *)(uintptr_t)file}; /* only read */
     TRY(tn_llm_configure(&s, options, &c));
@@ -598,9 +597,7 @@ tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_
 }
 
 tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts) {
-    if (!path || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_llm_inspect_path: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_llm_inspect_path", path, facts, sizeof *facts));
     llm_config c;
     AUTO_CALL(tn_llm_source_close) llm_source s = {0};
     TRY(tn_llm_source_open(path, &s));

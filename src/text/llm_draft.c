@@ -83,9 +83,7 @@ tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options) {
 }
 
 tn_status tn_llm_get_draft_facts(const tn_llm *m, tn_llm_draft_facts *facts) {
-    if (!m || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_llm_get_draft_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_llm_get_draft_facts", m, facts, sizeof *facts));
     *facts = m->draft ? m->draft->facts : (tn_llm_draft_facts){0};
     facts->struct_size = sizeof *facts;
     return TN_OK;

@@ -422,9 +422,7 @@ tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options,
 }
 
 tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
-    if (!m || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_seq2seq_get_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_seq2seq_get_facts", m, facts, sizeof *facts));
     *facts = (tn_seq2seq_facts){.struct_size = sizeof *facts,
                                 .architecture = m->config.family->type,
                                 .encoder_layers = m->config.layer_count[ENCODER],

@@ -157,9 +157,7 @@ tn_status tn_speech_open(const char *folder, const tn_speech_options *options, t
 }
 
 tn_status tn_speech_get_facts(const tn_speech *s, tn_speech_facts *facts) {
-    if (!s || !facts || facts->struct_size < sizeof *facts)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_speech_get_facts: an argument is NULL or facts->struct_size is not set");
+    TRY(tn_txt_check_facts("tn_speech_get_facts", s, facts, sizeof *facts));
     const speech_config *c = &s->config;
     *facts = (tn_speech_facts){.struct_size = sizeof *facts,
                                .architecture = "whisper",

@@ -66,7 +66,7 @@ static inline int tn_txt_hex(char c) {
 
 /* AUTO_DEVICE(m->device); is a declaration: a model's tensors live on its device, whichever the caller's thread works
  * on, so that device is the current one from here to the end of the block. */
-#define AUTO_DEVICE(device) AUTO_CALL(tn_txt_leave) tn_device *device_before = tn_txt_enter(device)
+#define AUTO_DEVICE(device) AUTO_CALL(tn_txt_leave) TN_UNUSED tn_device *device_before = tn_txt_enter(device)
 static inline tn_device *tn_txt_enter(tn_device *device) {
     tn_device *before = tn_current_device();
     if (before != device) tn_set_current_device(device);
@@ -74,6 +74,12 @@ static inline tn_device *tn_txt_enter(tn_device *device) {
 }
 static inline void tn_txt_leave(tn_device **before) {
     if (tn_current_device() != *before) tn_set_current_device(*before);
+}
+
+/* TN_ERR_ARGUMENT if the object that facts are asked of is NULL, or the struct for them, which begins with its size. */
+static inline tn_status tn_txt_check_facts(const char *function, const void *object, const void *facts, size_t size) {
+    if (object && facts && *(const size_t *)facts >= size) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "%s: an argument is NULL or facts->struct_size is not set", function);
 }
 
 /* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys after the
