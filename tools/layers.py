@@ -23,7 +23,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 BUDGET = {
     "windows": 1525,
     "base": 3845,
-    "kir": 16250,
+    "kir": 16430,
     "cpu": 17030,
     "gpu": 2705,
     "vendor": 3245,

@@ -274,6 +274,7 @@ typedef struct tn_cpu_info {
     tn_isa isa;                  /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
     bool vnni, bf16, f16c, neon; /* vnni: dot products of four bytes; ARM64's sdot and udot too */
     bool i8mm;                   /* ARM64: those of a byte without a sign and one with a sign (usdot) too */
+    bool vbmi;                   /* AVX-512's permutations of bytes */
     bool avx_vnni;               /* vnni in the encoding of AVX2, whatever the level above it */
     int cores;                   /* processors this process may run on (affinity mask) */
     int usable_threads;          /* the same, cut by the cgroup quota, at least 1 */

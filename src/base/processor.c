@@ -81,6 +81,7 @@ static void detect_features(tn_cpu_info *info) {
     info->avx_vnni = info->isa >= TN_ISA_AVX2 && has_all(second, 1u << 4);
     info->vnni = info->isa == TN_ISA_AVX512 ? has_all(first.c, 1u << 11) : info->avx_vnni;
     info->bf16 = info->isa == TN_ISA_AVX512 && has_all(second, 1u << 5);
+    info->vbmi = info->isa == TN_ISA_AVX512 && has_all(first.c, 1u << 1);
 }
 
 static void read_name(tn_cpu_info *info) {
@@ -284,7 +285,7 @@ static void lower_isa(tn_cpu_info *info, tn_isa most) {
     info->isa = most;
     info->avx_vnni = info->avx_vnni && most >= TN_ISA_AVX2;
     info->vnni = info->avx_vnni;
-    info->bf16 = false;
+    info->bf16 = info->vbmi = false;
     info->f16c = info->f16c && most >= TN_ISA_AVX2;
 }
 

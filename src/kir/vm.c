@@ -485,6 +485,7 @@ static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t c
 
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count) {
     if (count == 1 && kir_recipe_run(vm, launches, NULL, NULL)) return TN_OK;
+    if (count == 1 && vm->table_store >= 0 && kir_table_run(vm, launches)) return TN_OK;
     int threads = tn_threads();
     if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) {
         int limit = tn_threads_limit(threads); /* memory is measured out for these */

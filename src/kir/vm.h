@@ -110,6 +110,7 @@ struct kir_vm {
     int loop_first, loop_count;
     int16_t *buffer_of;        /* by access; INDEX has -1 */
     struct kir_view *views;    /* by access; origins are the launch's */
+    int table_store;           /* the access of a byte that a launch may look up (vm_table.c); -1 */
     int first_store;           /* its access; the parallel axes are put in the order of its strides; -1: no store */
     kir_schedule parts, whole; /* loops in chunks; whole rows in one tile (programs with loops) */
     kir_ins *constants;        /* CONSTs, then SCALARs */
@@ -222,6 +223,12 @@ bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch, const int64_t *l
 void kir_recipe_note(const kir_frame *f, const int64_t *lo, const int64_t *hi);
 int kir_recipes_kept(const kir_vm *vm); /* for tests */
 void kir_recipes_free(kir_vm *vm);
+
+/* vm_table.c */
+/* Sets vm->table_store. */
+void kir_table_note(const kir_program *p, kir_vm *vm);
+/* Runs the launch by a table of its results, if vm->table_store is one and there are enough points; else false. */
+bool kir_table_run(const kir_vm *vm, const kir_launch *launch);
 
 /* vm.c */
 /* Choices of tests and benchmarks: an instruction set (+1) in the upper bits, code or none in the lower two. */

@@ -142,6 +142,7 @@ static tn_status compile_vm(const kir_program *p, kir_vm *vm) {
     vm->n_loop = p->n_loop;
     vm->n_values = p->n_ins;
     TRY(note_access(p, vm));
+    kir_table_note(p, vm);
     TRY(note_constants(p, vm));
     TRY(schedule_make(p, false, &vm->parts));
     if (vm->has_loop) TRY(schedule_make(p, true, &vm->whole));

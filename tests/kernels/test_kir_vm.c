@@ -507,6 +507,89 @@ static void short_launches_repeat(void **state) {
     kir_vm_use(tn_cpu().isa);
 }
 
+/* ---- functions of one byte --------------------------------------------------------------------------------------- */
+
+enum { BYTE_ROWS = 5, BYTE_COLUMNS = 1100, BYTE_GAP = 1111, BYTE_MEMORY = BYTE_ROWS * BYTE_GAP };
+
+/* What a program reads besides its byte, and how its memory lies. */
+typedef enum byte_case {
+    BYTES_ALONE,
+    BYTES_TURNED, /* rows are next to each other, not columns */
+    BYTES_IN_PLACE,
+    BYTES_WITH_GAPS,
+    BYTES_SHIFTED, /* the result begins one element behind the operand */
+    BYTES_OF_TWO,  /* a second operand that varies */
+    BYTES_BY_ROW,  /* a scale for each row */
+    BYTE_CASES
+} byte_case;
+
+/* round(tanh(x · scale) · exp(x / 100) · 50) + zero, of bytes with a sign or without. */
+static kir_program *byte_program(byte_case kind, tn_dtype dtype, int64_t **sizes) {
+    kir_builder *b = NULL;
+    kir_program *p;
+    assert_ok(kir_begin(2, 0, (int64_t[]){BYTE_ROWS, BYTE_COLUMNS}, &b));
+    const int x = kir_buffer(b, dtype), y = kir_buffer(b, dtype), scale = kir_buffer(b, TN_F32);
+    const int zero = kir_buffer(b, dtype), out = kir_buffer(b, dtype);
+    kir_aff at = kir_aff_const(0), row = kir_aff_const(0), first = kir_aff_const(0);
+    at.s[0] = kind == BYTES_TURNED ? 1 : kind == BYTES_WITH_GAPS ? BYTE_GAP : BYTE_COLUMNS;
+    at.s[1] = kind == BYTES_TURNED ? BYTE_ROWS : 1;
+    row.s[0] = kind == BYTES_BY_ROW;
+    kir_val byte = kir_cast(b, KIR_F32, kir_load(b, x, &at, KIR_NONE));
+    kir_val other = kir_cast(b, KIR_F32, kir_load(b, kind == BYTES_OF_TWO ? y : x, &at, KIR_NONE));
+    kir_val scaled = kir_unary(b, KIR_TANH, kir_mul(b, byte, kir_load(b, scale, &row, KIR_NONE)));
+    kir_val factor = kir_unary(b, KIR_EXP, kir_div(b, other, kir_real(b, 100)));
+    kir_val sum = kir_add(b, kir_rounding(b, KIR_NEAREST_EVEN, kir_mul(b, kir_mul(b, scaled, factor), kir_real(b, 50))),
+                          kir_cast(b, KIR_F32, kir_load(b, zero, &first, KIR_NONE)));
+    const double low = dtype == TN_I8 ? -128 : 0;
+    kir_val inside = kir_min(b, kir_max(b, sum, kir_real(b, low)), kir_real(b, low + 255));
+    kir_store(b, out, &at, kir_cast(b, kir_type_of(dtype), inside), KIR_NONE);
+    assert_ok(kir_finish(b, &p, sizes));
+    return p;
+}
+
+static void check_bytes(byte_case kind, tn_dtype dtype) {
+    static uint8_t start[BYTE_MEMORY + 1], want[BYTE_MEMORY + 1], got[BYTE_MEMORY + 1], second[BYTE_MEMORY];
+    static uint8_t result[2][BYTE_MEMORY + 1];
+    float scales[BYTE_ROWS] = {0.02F, 0.03F, -0.01F, 0.5F, 0.07F};
+    uint8_t zero = 7;
+    int64_t *sizes;
+    kir_vm *vm = NULL;
+    kir_program *p = byte_program(kind, dtype, &sizes);
+    for (int i = 0; i <= BYTE_MEMORY; i++)
+        start[i] = (uint8_t)(i * 7 + i / 256);
+    for (int i = 0; i < BYTE_MEMORY; i++)
+        second[i] = (uint8_t)(i * 5);
+    assert_ok(kir_vm_compile(p, &vm));
+    const bool same_memory = kind == BYTES_IN_PLACE || kind == BYTES_SHIFTED;
+    for (int threads = 1; threads <= 2; threads++) {
+        assert_ok(tn_threads_set(threads));
+        memcpy(want, start, sizeof want);
+        memcpy(got, start, sizeof got);
+        memset(result, 1, sizeof result);
+        uint8_t *to[2] = {same_memory ? want + (kind == BYTES_SHIFTED) : result[0],
+                          same_memory ? got + (kind == BYTES_SHIFTED) : result[1]};
+        kir_launch expected = {sizes, (void *[]){start, second, scales, &zero, to[0]}, NULL};
+        kir_launch launch = {sizes, (void *[]){same_memory ? got : start, second, scales, &zero, to[1]}, NULL};
+        const bool looks_up = kind <= BYTES_IN_PLACE;
+        assert_int_equal(vm->table_store >= 0 && kir_table_run(vm, &launch), looks_up);
+        if (kind == BYTES_SHIFTED) break; /* elements would be read after they were written: no launch is so */
+        assert_ok(kir_interpret(p, &expected));
+        if (!looks_up) assert_ok(kir_vm_run(vm, &launch, 1));
+        assert_memory_equal(to[0], to[1], BYTE_ROWS * (kind == BYTES_WITH_GAPS ? BYTE_GAP : BYTE_COLUMNS));
+    }
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
+static void functions_of_a_byte_are_looked_up(void **state) {
+    (void)state;
+    for (int kind = 0; kind < BYTE_CASES; kind++) {
+        check_bytes((byte_case)kind, TN_U8);
+        check_bytes((byte_case)kind, TN_I8);
+    }
+}
+
 static int run_seeds(uint64_t begin, uint64_t end, case_kind kind, bool show) {
     for (uint64_t seed = begin; seed < end; seed++) {
         if (!run_case(seed, kind, show)) return 1;
@@ -535,6 +618,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(repeated_elements_match_the_interpreter),
         cmocka_unit_test(place_in_a_long_row_is_found),
         cmocka_unit_test(short_launches_repeat),
+        cmocka_unit_test(functions_of_a_byte_are_looked_up),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kir_vm_trim();
