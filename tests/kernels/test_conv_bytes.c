@@ -391,6 +391,30 @@ static bool explained_as(const char *what) {
     return found;
 }
 
+/* Channels last, as between layers that normalize channels: the image is copied, and the kernel computes. */
+static void permuted_images_take_the_kernel_too(void **state) {
+    (void)state;
+    enum { CHANNELS = 24, SIDE = 11, ELEMENTS = CHANNELS * SIDE * SIDE };
+    static uint8_t permuted[ELEMENTS], dense[ELEMENTS];
+    const bool there = bytes_are_multiplied();
+    for (int depthwise = 0; depthwise < 2; depthwise++) {
+        TN_SCOPE;
+        tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+        o.groups = depthwise ? CHANNELS : 1;
+        o.padding[0] = o.padding[1] = o.padding[2] = o.padding[3] = 3;
+        tn_tensor *rows = tensor_of_bytes(TN_DIMS(1, SIDE, SIDE, CHANNELS), TN_U8);
+        tn_tensor *x = tn_permute(rows, (int64_t[]){0, 3, 1, 2}, 4);
+        tn_tensor *w = filters_of_bytes((int64_t[]){CHANNELS, CHANNELS / o.groups, 7, 7});
+        tn_tensor *bias = tn_zeros(TN_DIMS(CHANNELS), TN_I32), *scale = tn_full(TN_DIMS(CHANNELS), 1e-3, TN_F32);
+        assert_ok(tn_read(tn_quantized_conv2d(x, w, bias, scale, &o), permuted, sizeof permuted));
+        assert_true(!there || explained_as("quantized_conv2d"));
+        tn_tensor *copy = tn_contiguous(x);
+        assert_ok(tn_eval(&copy, 1));
+        assert_ok(tn_read(tn_quantized_conv2d(copy, w, bias, scale, &o), dense, sizeof dense));
+        assert_memory_equal(permuted, dense, sizeof dense);
+    }
+}
+
 static void greatest_bytes_are_those_of_floats(void **state) {
     (void)state;
     enum { MOST = 1 << 16 };
@@ -503,6 +527,7 @@ int main(void) {
         cmocka_unit_test(images_in_words_have_the_bytes_of_planes),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
         cmocka_unit_test(sums_that_are_no_numbers_become_the_least_byte),
+        cmocka_unit_test(permuted_images_take_the_kernel_too),
         cmocka_unit_test(random_windows_have_the_sums_of_their_definition),
         cmocka_unit_test(deep_windows_have_the_sums_of_their_definition),
     };
