@@ -23,7 +23,10 @@
 #define TRY TN_TRY
 
 /* Before a declaration with an initializer: frees what the variable holds where its scope ends, on every way out.
- * AUTO_CALL(f) calls f(&variable) there. */
+ * AUTO_CALL(f) calls f(&variable) there. A test that also includes the library's own base.h gets these. */
+#undef AUTO_CALL
+#undef AUTO_FREE
+#undef AUTO_JSON
 #define AUTO_CALL(function) __attribute__((cleanup(function)))
 #define AUTO_FREE AUTO_CALL(cli_free_held)
 #define AUTO_JSON AUTO_CALL(cli_json_free_held)
