@@ -156,6 +156,7 @@ typedef struct share {
     double rate, seconds; /* of the last step */
     bool told;            /* a process was told to stop before the last step */
     bool repeats;         /* the step was made before, on another device */
+    bool cut;             /* the last step ended between two passes, because the run was stopped */
     bool idle;            /* the last step was not computed, because the run was stopped before it */
     bool last;            /* no other device continues if this one fails */
 } share;
@@ -367,7 +368,11 @@ static tn_status load_checkpoint(const share *s) {
 }
 
 /* Steps that are made again on a further device must reach the one that was noted last. */
-static bool is_stopped(void *ctx) { return cli_stopped() && !((const share *)ctx)->repeats; }
+static bool is_stopped(void *ctx) {
+    share *s = ctx;
+    s->cut = cli_stopped() && !s->repeats;
+    return s->cut;
+}
 
 static tn_status open_trainer(share *s, tn_device *device) {
     const tuning *t = s->t;
@@ -461,8 +466,8 @@ static tn_status validate_own(const share *s, partial *own) {
         for (int64_t i = 0; i < n; i++)
             some[i] = held_text(t, at + i);
         tn_status status = tn_finetune_evaluate(s->trainer, some, n, &stats);
+        if (status != TN_OK && !s->cut) return status;
         if (size == 1 && cli_stopped()) return TN_OK;
-        if (status != TN_OK) return status;
         own[k] = (partial){stats.loss * (double)stats.predicted, (double)stats.predicted};
     }
     return TN_OK;
@@ -652,13 +657,14 @@ static tn_status share_step(void *self, int64_t step, TN_UNUSED int64_t *made) {
     s->idle = s->told && step >= t->step; /* what was noted is made again on a further device */
     if (s->idle) return TN_OK;
     s->repeats = step < t->step;
+    s->cut = false;
     double begun = cli_now();
     s->stats = (tn_finetune_stats){.struct_size = sizeof s->stats};
     s->rate = tn_schedule_at(&t->schedule, step);
     tn_status status = tn_optimizer_set_lr(tn_finetune_optimizer(s->trainer), s->rate);
     if (status == TN_OK) status = tn_finetune_step(s->trainer, s->batch, take_batch(s, step), &s->stats);
     s->seconds = cli_now() - begun;
-    s->idle = status == TN_ERR_STATE && tn_group_size(t->group) == 1 && is_stopped(s); /* between two passes */
+    s->idle = s->cut; /* not if a signal arrived in a step that failed by itself */
     if (s->idle) return TN_OK;
     return keep_steps(s, status, step);
 }

@@ -736,6 +736,50 @@ static void wrong_batches_and_options_are_refused(void **state) {
     close_all(t, m);
 }
 
+/* ---- stopping ---------------------------------------------------------------------------------------------------- */
+
+/* Counts down; 0: stop. */
+static bool stops_at_zero(void *left) { return (*(int *)left)-- <= 0; }
+
+/* Wherever the hook stops a step, weights and the optimizer are as if the step had never begun. */
+static void a_stopped_step_changes_nothing(void **state) {
+    (void)state;
+    enum { ROOM = 1 << 16, NEVER = 1 << 20 };
+    static float start[ROOM], stopped[ROOM], want[ROOM], got[ROOM];
+    paths p;
+    batch b;
+    write_model(row_named("llama"), &p);
+    make_batch(&b, 0);
+    for (int at = -1; at < 3; at++) { /* -1: never */
+        int left = NEVER;
+        tn_llm *m = open_model(p.model, NULL);
+        tn_finetune_options o = TN_FINETUNE_DEFAULTS;
+        tn_finetune *t;
+        o.rank = LORA_RANK;
+        o.parts = 3; /* several passes */
+        o.stop = stops_at_zero;
+        o.stop_ctx = &left;
+        tn_manual_seed(5);
+        assert_ok(tn_finetune_new(m, &o, &t));
+        read_all(t, start, ROOM);
+        if (at >= 0) {
+            left = at;
+            assert_int_equal(tn_finetune_step(t, b.examples, LORA_TEXTS, NULL), TN_ERR_STATE);
+            assert_text_has(tn_error(), "stopped by the caller");
+            read_all(t, stopped, ROOM);
+            assert_memory_equal(start, stopped, sizeof start);
+            left = 0;
+            assert_int_equal(tn_finetune_evaluate(t, b.examples, LORA_TEXTS, NULL), TN_ERR_STATE);
+            left = NEVER;
+        }
+        step_once(t, 0);
+        step_once(t, 1);
+        read_all(t, at < 0 ? want : got, ROOM);
+        if (at >= 0) assert_memory_equal(want, got, sizeof want);
+        close_all(t, m);
+    }
+}
+
 /* ---- order of batches -------------------------------------------------------------------------------------------- */
 
 /* Every sample once an epoch, another order each epoch, the same from a saved position. */
@@ -796,6 +840,7 @@ int main(void) {
         cmocka_unit_test(hostile_adapters_are_refused),
         cmocka_unit_test(gradients_beside_quantized_weights_match_f64),
         cmocka_unit_test(wrong_batches_and_options_are_refused),
+        cmocka_unit_test(a_stopped_step_changes_nothing),
         cmocka_unit_test(batches_visit_every_sample_once),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
