@@ -207,8 +207,7 @@ static tn_status read_groups(const tn_optimizer *o, const wanted *w) {
         status = w->groups ? tn_options_read(g, w->groups[k], "optimizer", "tn_param_group g = TN_PARAM_GROUP_DEFAULTS")
                            : tn_nn_need(NULL, "optimizer: groups");
         if (status == TN_OK) status = tn_optim_check("lr_factor", g->lr_factor, 0, INFINITY);
-        if (status == TN_OK && g->weight_decay != TN_AUTO)
-            status = tn_optim_check("weight_decay", g->weight_decay, 0, INFINITY);
+        if (status == TN_OK) status = check_own(o, "weight_decay", g->weight_decay, true, INFINITY);
         if (status == TN_OK) status = check_own(o, "beta1", g->beta1, m->has_betas, 1);
         if (status == TN_OK) status = check_own(o, "beta2", g->beta2, m->has_betas, 1);
         if (status == TN_OK) status = check_own(o, "eps", g->eps, m->has_eps, INFINITY);
@@ -353,6 +352,7 @@ tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *optio
     tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS;
     TRY(read_options(out, &o, options, "adafactor", "tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS"));
     TRY(tn_optim_check("beta2_decay", o.beta2_decay, -DBL_MAX, 0x1p-1022));
+    if (o.eps1 != TN_AUTO) TRY(tn_optim_check("eps1", o.eps1, 0, INFINITY));
     TRY(tn_optim_check("eps2", o.eps2, 0, INFINITY));
     TRY(tn_optim_check("d", o.d, 1, INFINITY));
     tn_optimizer model = {.method = &tn_optim_adafactor,
@@ -368,14 +368,13 @@ tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *optio
 tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_optimizer **out) {
     enum { MOST_STEPS = 99 };
     tn_muon_options o = TN_MUON_DEFAULTS;
-    tn_status status = read_options(out, &o, options, "muon", "tn_muon_options o = TN_MUON_DEFAULTS");
-    if (status == TN_OK && (o.ns_steps < 0 || o.ns_steps > MOST_STEPS))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_steps is %d; it must be 0 … %d", o.ns_steps, MOST_STEPS);
-    for (int i = 0; i < 3 && status == TN_OK; i++)
+    TRY(read_options(out, &o, options, "muon", "tn_muon_options o = TN_MUON_DEFAULTS"));
+    if (o.ns_steps < 0 || o.ns_steps > MOST_STEPS)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_steps is %d; it must be 0 … %d", o.ns_steps, MOST_STEPS);
+    for (int i = 0; i < 3; i++)
         if (!isfinite(o.ns_coefficients[i]))
-            status = tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_coefficients[%d] is %g; it must be finite", i,
-                                     o.ns_coefficients[i]);
-    if (status != TN_OK) return status;
+            return tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_coefficients[%d] is %g; it must be finite", i,
+                                   o.ns_coefficients[i]);
     tn_optimizer model = {.method = &tn_optim_muon,
                           .slots = 1,
                           COMMON_SETTINGS(o),

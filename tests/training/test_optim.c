@@ -686,6 +686,91 @@ static void wrong_settings_are_refused(void **state) {
     tn_module_free(p.root);
 }
 
+/* Numbers that PyTorch refuses, or that divide by 0: refused with their name and value. */
+static void numbers_out_of_range_are_named(void **state) {
+    (void)state;
+    enum { MOST = 4 };
+#define FIELD(type, name) offsetof(type, name), #name
+    static const struct {
+        tn_status (*make)(tn_module *m, const void *options, tn_optimizer **out);
+        size_t offset;
+        const char *name;
+        double bad[MOST]; /* up to the first 0 */
+    } rows[] = {
+        {make_sgd, FIELD(tn_sgd_options, lr), {-1, NAN, INFINITY}},
+        {make_sgd, FIELD(tn_sgd_options, momentum), {-0.5, NAN, INFINITY}},
+        {make_sgd, FIELD(tn_sgd_options, dampening), {NAN, INFINITY, -INFINITY}},
+        {make_sgd, FIELD(tn_sgd_options, weight_decay), {-0.5, NAN, INFINITY}},
+        {make_sgd, FIELD(tn_sgd_options, max_grad_norm), {-0.5, NAN, -INFINITY}},
+        {make_adam, FIELD(tn_adam_options, lr), {-1, NAN, INFINITY}},
+        {make_adam, FIELD(tn_adam_options, beta1), {-0.5, 1, NAN, 1.5}},
+        {make_adam, FIELD(tn_adam_options, beta2), {-0.5, 1, NAN, 1.5}},
+        {make_adam, FIELD(tn_adam_options, eps), {-1e-8, NAN, INFINITY}},
+        {make_adam, FIELD(tn_adam_options, weight_decay), {-0.5, NAN, INFINITY}},
+        {make_adamw, FIELD(tn_adam_options, beta2), {-0.5, 1, NAN, 1.5}},
+        {make_adamw, FIELD(tn_adam_options, weight_decay), {-0.5, NAN, INFINITY}},
+        {make_rmsprop, FIELD(tn_rmsprop_options, alpha), {-0.5, 1, NAN, 1.5}},
+        {make_rmsprop, FIELD(tn_rmsprop_options, eps), {-1e-8, NAN, INFINITY}},
+        {make_rmsprop, FIELD(tn_rmsprop_options, momentum), {-0.5, NAN, INFINITY}},
+        {make_adagrad, FIELD(tn_adagrad_options, lr_decay), {-0.5, NAN, INFINITY}},
+        {make_adagrad, FIELD(tn_adagrad_options, initial_accumulator_value), {-0.5, NAN, INFINITY}},
+        {make_adagrad, FIELD(tn_adagrad_options, eps), {-1e-8, NAN, INFINITY}},
+        {make_lion, FIELD(tn_lion_options, beta1), {-0.5, 1, NAN, 1.5}},
+        {make_lion, FIELD(tn_lion_options, beta2), {-0.5, 1, NAN, 1.5}},
+        {make_lamb, FIELD(tn_lamb_options, beta2), {-0.5, 1, NAN, 1.5}},
+        {make_lamb, FIELD(tn_lamb_options, eps), {-1e-8, NAN, INFINITY}},
+        {make_adafactor, FIELD(tn_adafactor_options, beta2_decay), {0.1, NAN, -INFINITY}},
+        {make_adafactor, FIELD(tn_adafactor_options, eps1), {-1e-8, NAN, INFINITY}},
+        {make_adafactor, FIELD(tn_adafactor_options, eps2), {-1e-3, NAN, INFINITY}},
+        {make_adafactor, FIELD(tn_adafactor_options, d), {0.5, NAN, INFINITY}},
+        {make_muon, FIELD(tn_muon_options, momentum), {-0.5, NAN, INFINITY}},
+        {make_muon, FIELD(tn_muon_options, eps), {-1e-7, NAN, INFINITY}},
+        {make_muon, FIELD(tn_muon_options, weight_decay), {-0.5, NAN, INFINITY}},
+    };
+    const tn_sgd_options sgd = TN_SGD_DEFAULTS;
+    const tn_adam_options adam = TN_ADAM_DEFAULTS, adamw = TN_ADAMW_DEFAULTS;
+    const tn_rmsprop_options rmsprop = TN_RMSPROP_DEFAULTS;
+    const tn_adagrad_options adagrad = TN_ADAGRAD_DEFAULTS;
+    const tn_lion_options lion = TN_LION_DEFAULTS;
+    const tn_lamb_options lamb = TN_LAMB_DEFAULTS;
+    const tn_adafactor_options adafactor = TN_ADAFACTOR_DEFAULTS;
+    const tn_muon_options muon = TN_MUON_DEFAULTS;
+    const struct {
+        tn_status (*make)(tn_module *m, const void *options, tn_optimizer **out);
+        const void *options;
+        size_t size;
+    } defaults[] = {
+        {make_sgd, &sgd, sizeof sgd},
+        {make_adam, &adam, sizeof adam},
+        {make_adamw, &adamw, sizeof adamw},
+        {make_rmsprop, &rmsprop, sizeof rmsprop},
+        {make_adagrad, &adagrad, sizeof adagrad},
+        {make_lion, &lion, sizeof lion},
+        {make_lamb, &lamb, sizeof lamb},
+        {make_adafactor, &adafactor, sizeof adafactor},
+        {make_muon, &muon, sizeof muon},
+    };
+    problem p = problem_new();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int k = 0; k < MOST && rows[i].bad[k] != 0; k++) {
+            union {
+                tn_muon_options largest;
+                char bytes[sizeof(tn_muon_options)];
+            } o;
+            char words[64];
+            tn_optimizer *made;
+            for (size_t j = 0; j < sizeof defaults / sizeof defaults[0]; j++)
+                if (defaults[j].make == rows[i].make) memcpy(o.bytes, defaults[j].options, defaults[j].size);
+            memcpy(o.bytes + rows[i].offset, &rows[i].bad[k], sizeof(double));
+            snprintf(words, sizeof words, "%s is %g", rows[i].name, rows[i].bad[k]);
+            assert_int_equal(rows[i].make(p.root, &o, &made), TN_ERR_ARGUMENT);
+            assert_null(made);
+            assert_text_has(tn_error(), words);
+        }
+    tn_module_free(p.root);
+#undef FIELD
+}
+
 static void schedules_go_where_they_should(void **state) {
     (void)state;
     tn_schedule s = TN_SCHEDULE_DEFAULTS;
@@ -992,6 +1077,7 @@ int main(void) {
         cmocka_unit_test(clipping_scales_all_gradients_together),
         cmocka_unit_test(the_optimizers_memory_has_names),
         cmocka_unit_test(wrong_settings_are_refused),
+        cmocka_unit_test(numbers_out_of_range_are_named),
         cmocka_unit_test(schedules_go_where_they_should),
         cmocka_unit_test(updates_are_in_place_and_joined),
         cmocka_unit_test(updates_of_one_form_share_a_launch),
