@@ -151,7 +151,8 @@ static tn_tensor *check_sequence(const recurrent *s, const tn_tensor *x, const t
                          "%s: x must be [%s, %lld] with at least one step; its rank is %d and its last extent %lld",
                          s->cell.name, s->batch_first ? "batch, time" : "time, batch", (long long)s->input, tn_rank(x),
                          (long long)tn_size(x, -1));
-    if (lengths && (tn_status_of(lengths) != TN_OK || tn_rank(lengths) != 1 || tn_size(lengths, 0) != batch))
+    if (lengths && tn_status_of(lengths) != TN_OK) return tn_contiguous(lengths);
+    if (lengths && (tn_rank(lengths) != 1 || tn_size(lengths, 0) != batch))
         return tn_failed(TN_ERR_SHAPE, "%s: lengths must have one number for each of the %lld sequences", s->cell.name,
                          (long long)batch);
     for (int k = 0; k < 2; k++) {
@@ -185,7 +186,8 @@ tn_tensor *tn_recurrent_forward(tn_module *m, const tn_tensor *x, const tn_tenso
               *last_c[MOST_LAYERS * DIRECTIONS];
     if (bad) return failed(bad, h_n, c_n);
     spans p = tn_recurrent_spans_of(lengths, tn_size(x, s->batch_first ? 1 : 0));
-    if (lengths && tn_status_of(p.turned) != TN_OK) return failed(tn_contiguous(p.turned), h_n, c_n);
+    tn_status status = lengths ? tn_status_of(p.turned) : TN_OK; /* a float, or out of range */
+    if (status != TN_OK) return failed(tn_failed(status, "%s: lengths: %s", s->cell.name, tn_error()), h_n, c_n);
     bool lstm = s->cell.gates == 4, training = tn_module_is_training(m);
     int64_t batch = tn_size(x, s->batch_first ? 0 : 1), count = s->layers * s->directions;
     const tn_tensor *in = s->batch_first ? tn_transpose(x, 0, 1) : x;

@@ -371,13 +371,18 @@ static void what_does_not_fit_is_refused(void **state) {
     refused(tn_forward(m, tn_ones(TN_DIMS(4, 5, 3), TN_F32)), "its rank is 3 and its last extent 3");
     refused(tn_forward(m, tn_ones(TN_DIMS(0, 5, 2), TN_F32)), "at least one step");
     refused(tn_recurrent_forward(m, x, two, NULL, NULL, NULL, NULL), "one number for each of the 5 sequences");
-    refused(tn_recurrent_forward(m, x, tn_from_data((int64_t[]){4, 3, 5, 1, 0}, TN_DIMS(5), TN_I64), NULL, NULL, NULL,
-                                 NULL),
-            "index 5, element 2 of [5], is out of bounds: valid indices are 0 to 4");
+    tn_tensor *bad = tn_recurrent_forward(m, x, tn_from_data((int64_t[]){4, 3, 5, 1, 0}, TN_DIMS(5), TN_I64), NULL,
+                                          NULL, NULL, NULL);
+    refused(bad, "gru: lengths: ");
+    refused(bad, "index 5, element 2 of [5], is out of bounds: valid indices are 0 to 4");
     refused(tn_recurrent_forward(m, x, tn_from_data((int32_t[]){4, 3, -1, 1, 0}, TN_DIMS(5), TN_I32), NULL, NULL, NULL,
                                  NULL),
             "index -1, element 2");
-    refused(tn_recurrent_forward(m, x, tn_ones(TN_DIMS(5), TN_F32), NULL, NULL, NULL, NULL), "integer");
+    bad = tn_recurrent_forward(m, x, tn_ones(TN_DIMS(5), TN_F32), NULL, NULL, NULL, NULL);
+    refused(bad, "gru: lengths: ");
+    refused(bad, "integer");
+    refused(tn_recurrent_forward(m, x, tn_add(x, tn_ones(TN_DIMS(3), TN_F32)), NULL, NULL, NULL, NULL),
+            "add"); /* the cause is kept */
     refused(tn_recurrent_forward(m, x, NULL, x, NULL, NULL, NULL), "states must be [1, 5, 3]");
     refused(tn_recurrent_forward(NULL, x, NULL, NULL, NULL, NULL, NULL), "the module is NULL");
     tn_recurrent_forward(m, x, NULL, NULL, NULL, NULL, &c);
