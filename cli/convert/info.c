@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -189,6 +190,9 @@ static const struct {
 /* A file whose name says nothing is known by its first bytes. */
 static tn_status open_by_content(model *m) {
     unsigned char first[MAGIC] = {0};
+    struct stat facts;
+    if (stat(m->path, &facts) == 0 && !S_ISREG(facts.st_mode)) /* opening a pipe would wait for a writer */
+        return tn_backend_fail(TN_ERR_IO, "cannot read '%s': it is not a regular file", m->path);
     FILE *f = fopen(m->path, "rb");
     size_t n = f ? fread(first, 1, sizeof first, f) : 0;
     if (f) fclose(f);
