@@ -16,7 +16,7 @@ enum {
     RESULTS = 256,
     LEAST_POINTS = 4096, /* with fewer, computing the table takes longer than it saves */
     PIECE = 1 << 14,     /* points that a thread takes at once */
-    MOST_ACCESSES = 12
+    MOST_ACCESSES = 2 * KIR_MAX_BUFFERS
 };
 
 static bool is_byte(uint8_t dtype) { return dtype == TN_U8 || dtype == TN_I8; }

@@ -106,7 +106,11 @@ static bool kernel_of_its_own(tn_op_class c) {
     return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING;
 }
 
-static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].fusion.wants_memory = true; }
+static void want_memory(tn_graph_plan *g, int value) {
+    tn_value *root = &g->values[g->values[value].root];
+    root->fusion.wants_memory = true;
+    root->fusion.heavy = false;
+}
 
 /* A reshaped concatenation: a fused reader would compute for each element which part its index falls into. */
 static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
@@ -134,15 +138,45 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     if (of_columns(g, u) && in->fusion.loads > 0 && in->fusion.weight > 1) want_memory(g, x);
 }
 
+static bool is_byte(const tn_value *v) { return v->node->dtype == TN_U8 || v->node->dtype == TN_I8; }
+
+/* A byte that is a dear function of another one: if that one is in memory, 256 results are computed (kir/vm_table.c),
+ * otherwise each element's. */
+static void note_byte(tn_graph_plan *g, tn_value *v) {
+    enum { DEAR = 40, MANY = 1 << 14 };
+    v->fusion.byte = -1;
+    v->fusion.byte_work = 0;
+    if (!v->row || !g->binding->device->is_cpu || tn_value_class(v) != TN_ELEMENTWISE || tn_value_numel(v) < MANY)
+        return;
+    int source = -1;
+    float work = 1.0f + (float)v->row->impl->flops;
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
+        if (!in || tn_value_numel(in) == 1) continue;
+        const int from = in->fusion.byte < 0 && is_byte(in) ? v->in[k] : in->fusion.byte;
+        if (from < 0 || tn_value_numel(in) != tn_value_numel(v) || (source >= 0 && from != source)) return;
+        source = from;
+        work += in->fusion.byte_work;
+    }
+    v->fusion.byte = source;
+    v->fusion.byte_work = work;
+    if (source < 0 || !is_byte(v) || work < DEAR) return;
+    want_memory(g, source);
+    g->values[g->values[source].root].fusion.looked_up = true;
+}
+
 static void weigh_fusion(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->value_count; i++)
+    for (size_t i = 0; i < g->value_count; i++) {
         g->values[i].fusion.wants_memory = g->values[i].memory.into >= 0;
+        g->values[i].fusion.heavy = g->values[i].fusion.looked_up = false;
+    }
     if (g->checked.count) tn_want_checked(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
         v->fusion.loads = 1;
         v->fusion.weight = 1;
+        note_byte(g, v);
         if (!v->row || kernel_of_its_own(c)) {
             for (int k = 0; v->row && v->scalar < 0 && k < v->n_in; k++)
                 if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
@@ -165,7 +199,9 @@ static void weigh_fusion(tn_graph_plan *g) {
         for (int k = 0; loads > KIR_MAX_BUFFERS - FREE_BUFFERS && k < v->n_in; k++)
             if (v->in[k] >= 0 && g->values[v->in[k]].fusion.loads > 1) want_memory(g, v->in[k]);
         if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
+            const bool wanted = g->values[v->root].fusion.wants_memory;
             want_memory(g, (int)i);
+            v->fusion.heavy = !wanted && v->root == (int)i;
             v->fusion.weight = 1;
             v->fusion.loads = 1;
         }
@@ -403,7 +439,8 @@ static bool keeps_operands(const tn_graph_plan *g, const tn_group *to, const tn_
 static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_value *v = &g->values[value];
     const tn_group *to = &g->groups[group];
-    if (v->alone || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v)) return false;
+    if (v->alone || v->fusion.looked_up || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v))
+        return false;
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].by.vendor) return false;
     if (is_shared_image(g, to, v) || !space_fits(g, to, v) ||
@@ -455,7 +492,7 @@ static tn_status place_value(tn_graph_plan *g, int value) {
         if (!may_join(g, group, value)) continue;
         take_lead(g, group, value);
         v->stored = !tn_group_pools(g, &g->groups[group], value) &&
-                    (v->output >= 0 || v->fusion.wants_memory || v->fusion.pull_count > 1);
+                    (v->output >= 0 || (v->fusion.wants_memory && !v->fusion.heavy) || v->fusion.pull_count > 1);
         return group_add(g, group, value);
     }
     int sibling = sibling_of(g, value);

@@ -528,6 +528,51 @@ static void explain_names_what_varies(void **state) {
     tn_free(x);
 }
 
+/* ---- functions of a byte ----------------------------------------------------------------------------------------- */
+
+static tn_tensor *as_byte(const tn_tensor *x) {
+    return tn_cast(tn_clamp(tn_add_scalar(tn_round(tn_mul_scalar(x, 16)), 128), 0, 255), TN_U8);
+}
+
+static tn_tensor *as_number(const tn_tensor *byte) {
+    return tn_mul_scalar(tn_add_scalar(tn_cast(byte, TN_F32), -128), 0.0625);
+}
+
+/* Bytes of x, and bytes of a function of them; with `apart` each is evaluated alone. Returns the kernels of the last
+ * evaluation. */
+static int bytes_of_bytes(const tn_tensor *x, bool dear, bool apart, uint8_t *out, size_t bytes) {
+    int kernels = 0;
+    tn_tensor *y;
+    {
+        TN_SCOPE; /* what is no longer held when y is read is not stored */
+        tn_tensor *first = as_byte(x);
+        if (apart) assert_ok(tn_eval(&first, 1));
+        tn_tensor *inner = as_number(first);
+        y = tn_keep(as_byte(dear ? tn_mul(inner, as_number(as_byte(tn_tanh(inner)))) : tn_relu(inner)));
+    }
+    assert_ok(tn_read(y, out, bytes));
+    tn_free(y);
+    char *text = tn_explain_last();
+    for (const char *at = text; at && (at = strstr(at, "kernel")); at++)
+        kernels++;
+    tn_text_free(text);
+    return kernels;
+}
+
+/* A dear function gets the byte from memory, so that its 256 results are computed once; a cheap one is one pass. */
+static void a_dear_function_of_a_byte_is_a_kernel(void **state) {
+    (void)state;
+    enum { LINES = 48, NUMBERS = 500 };
+    static uint8_t together[LINES * NUMBERS], apart[LINES * NUMBERS];
+    TN_SCOPE;
+    tn_tensor *x = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(LINES, NUMBERS)), 3));
+    for (int dear = 0; dear < 2; dear++) {
+        assert_int_equal(bytes_of_bytes(x, dear, false, together, sizeof together), 1 + dear);
+        (void)bytes_of_bytes(x, dear, true, apart, sizeof apart);
+        assert_memory_equal(together, apart, sizeof apart);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_step_is_planned_once),
@@ -540,6 +585,7 @@ int main(void) {
         cmocka_unit_test(a_line_that_misses_again_and_again_is_named_once),
         cmocka_unit_test(a_new_batch_compiles_nothing_and_allocates_little),
         cmocka_unit_test(cleared_plans_leave_no_memory),
+        cmocka_unit_test(a_dear_function_of_a_byte_is_a_kernel),
         cmocka_unit_test(plans_are_bounded_in_bytes),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
