@@ -13,6 +13,8 @@
  *   - The element-wise group after a product or convolution becomes its epilogue, unless a vendor library computes it.
  *   - Pooling becomes the last step of the convolution before it, if that has an epilogue and nothing else uses its
  *     result.
+ *   - On the CPU a byte of which another byte is a dear function is a group of its own, so that the function is looked
+ *     up in 256 results (kir/vm_table.c).
  *   - Everything else is a group of its own.
  * Users are visited before their operands, so all uses of a value are known when it is visited. Joins are decided on
  * shapes. If an index does not fit, lowering reports the value, and fusing starts again with that value separate. */
