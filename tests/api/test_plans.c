@@ -564,6 +564,7 @@ static void a_dear_function_of_a_byte_is_a_kernel(void **state) {
     (void)state;
     enum { LINES = 48, NUMBERS = 500 };
     static uint8_t together[LINES * NUMBERS], apart[LINES * NUMBERS];
+    TN_SCOPE;
     tn_tensor *x = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(LINES, NUMBERS)), 3));
     for (int dear = 0; dear < 2; dear++) {
         assert_int_equal(bytes_of_bytes(x, dear, false, together, sizeof together), 1 + dear);
