@@ -164,9 +164,11 @@ static void look_up(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker)
 }
 
 bool kir_table_run(const kir_vm *vm, const kir_launch *launch) {
-    static const double DEAR_POINT = 1; /* ns: machine code computes cheaper points as fast as it looks bytes up */
+    static const double DEAR_POINT = 1;    /* ns: machine code computes cheaper points as fast as it looks bytes up */
+    static const double DEAR_LAUNCH = 2e4; /* … and cheaper launches in the time that the table takes */
     const int64_t points = tn_product(launch->sizes, vm->n_par);
-    if (points < LEAST_POINTS || (vm->point_cost < DEAR_POINT && !has_permute())) return false;
+    if (points < LEAST_POINTS || (double)points * vm->point_cost < DEAR_LAUNCH) return false;
+    if (vm->point_cost < DEAR_POINT && !has_permute()) return false;
     if (!is_dense(vm, launch->sizes, layout_of(vm, launch->sizes, vm->table_store), points)) return false;
     const int operand = find_operand(vm, launch, points);
     uint8_t table[RESULTS];

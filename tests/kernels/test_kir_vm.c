@@ -509,7 +509,7 @@ static void short_launches_repeat(void **state) {
 
 /* ---- functions of one byte --------------------------------------------------------------------------------------- */
 
-enum { BYTE_ROWS = 5, BYTE_COLUMNS = 1100, BYTE_GAP = 1111, BYTE_MEMORY = BYTE_ROWS * BYTE_GAP };
+enum { BYTE_ROWS = 5, BYTE_COLUMNS = 4400, BYTE_GAP = 4411, BYTE_MEMORY = BYTE_ROWS * BYTE_GAP };
 
 /* What a program reads besides its byte, and how its memory lies. */
 typedef enum byte_case {
