@@ -47,7 +47,7 @@ def build_module(folder, relaxed, wrappers):
         made = subprocess.run([ROOT / "tools" / "build.sh", place, "trunnion_web",
                                f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}", "-DTN_ZIG_TARGET=wasm32-wasi",
                                f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON",
-                               f"-DTRUNNION_WASM_RELAXED={relaxed}", "-DCMAKE_C_FLAGS_RELEASE=-Oz"],
+                               f"-DTRUNNION_WASM_RELAXED={relaxed}", "-DCMAKE_C_FLAGS_RELEASE=-Oz", "-DTRUNNION_WERROR=ON"],
                               env=environment, stdout=out, stderr=out, cwd=ROOT)
     if made.returncode != 0:
         sys.exit(f"web.py: the module does not compile; see {log.relative_to(ROOT)}")

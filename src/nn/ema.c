@@ -89,7 +89,8 @@ tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *count) {
     char *text = (char *)(block + e->count);
     for (int i = 0; i < e->count; i++) {
         block[i] = (tn_variable){text, e->swapped ? e->parameters[i].tensor : e->averages[i], false};
-        text += sprintf(text, "ema.%s", e->parameters[i].name) + 1;
+        const char *name = e->parameters[i].name;
+        text += snprintf(text, sizeof "ema." + strlen(name), "ema.%s", name) + 1;
     }
     *items = block;
     *count = e->count;

@@ -389,7 +389,8 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
         for (int i = 0; i < o->count; i++) {
             if (!o->items[i].slots[k]) continue;
             block[n++] = (tn_variable){text, o->items[i].slots[k], false};
-            text += sprintf(text, "%s.%s", o->method->slot_names[k], o->items[i].name) + 1;
+            const char *slot = o->method->slot_names[k], *name = o->items[i].name;
+            text += snprintf(text, strlen(slot) + strlen(name) + 2, "%s.%s", slot, name) + 1;
         }
     if (o->scaler) tn_grad_scaler_variables(o, block + n);
     *items = block;
