@@ -190,9 +190,6 @@ static const struct {
 /* A file whose name says nothing is known by its first bytes. */
 static tn_status open_by_content(model *m) {
     unsigned char first[MAGIC] = {0};
-    struct stat facts;
-    if (stat(m->path, &facts) == 0 && !S_ISREG(facts.st_mode)) /* opening a pipe would wait for a writer */
-        return tn_backend_fail(TN_ERR_IO, "cannot read '%s': it is not a regular file", m->path);
     FILE *f = fopen(m->path, "rb");
     size_t n = f ? fread(first, 1, sizeof first, f) : 0;
     if (f) fclose(f);
@@ -259,7 +256,10 @@ static tn_status open_folder(model *m) {
 
 static tn_status open_model(model *m, const char *path) {
     *m = (model){.path = path, .format = "", .file.path = path};
+    struct stat facts;
     if (cli_is_folder(path)) return open_folder(m);
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode)) /* opening a pipe would wait for a writer */
+        return tn_backend_fail(TN_ERR_IO, "cannot read '%s': it is not a regular file", path);
     size_t length = strlen(path);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i].ending);
