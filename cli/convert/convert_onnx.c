@@ -53,10 +53,11 @@ static tn_status open_model(const char *path, whole_model *m) {
         if (open_encoder(path, m) == TN_OK) return TN_OK;
         return tn_backend_fail(status, "%s; as an encoder: %s", why, tn_error());
     }
-    if (status == TN_OK) status = tn_llm_get_facts(m->llm, &f);
+    TRY(status);
+    TRY(tn_llm_get_facts(m->llm, &f));
     m->vocabulary = m->width = f.vocabulary;
     m->in_blocks = strncmp(f.quantisation, "F", 1) != 0 && strncmp(f.quantisation, "BF", 2) != 0;
-    return status;
+    return TN_OK;
 }
 
 tn_status convert_is_computed(const char *path) {
