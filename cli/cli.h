@@ -23,14 +23,11 @@
 #define TRY TN_TRY
 
 /* Before a declaration with an initializer: frees what the variable holds where its scope ends, on every way out.
- * AUTO_CALL(f) calls f(&variable) there. A test that also includes the library's own base.h gets these. */
-#undef AUTO_CALL
-#undef AUTO_FREE
-#undef AUTO_JSON
+ * AUTO_CALL(f) calls f(&variable) there. */
 #define AUTO_CALL(function) __attribute__((cleanup(function)))
-#define AUTO_FREE AUTO_CALL(cli_free_held)
-#define AUTO_JSON AUTO_CALL(cli_json_free_held)
-#define AUTO_TENSOR AUTO_CALL(cli_tensor_free_held)
+#define AUTO_CLI_FREE AUTO_CALL(cli_free_held)
+#define AUTO_CLI_JSON AUTO_CALL(cli_json_free_held)
+#define AUTO_CLI_TENSOR AUTO_CALL(cli_tensor_free_held)
 #define AUTO_BYTES AUTO_CALL(tn_bytes_free)
 #define AUTO_IDS AUTO_CALL(tn_ids_free)
 static inline void cli_free_held(void *variable) {

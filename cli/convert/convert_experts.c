@@ -127,7 +127,7 @@ tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, conv
 static tn_tensor *join_expert(const convert_file *f, const convert_tensor *t) {
     place p = expert_place_of(f->folder, t->expert);
     tn_safetensors_info one;
-    AUTO_FREE char *all = malloc((size_t)t->bytes + 1);
+    AUTO_CLI_FREE char *all = malloc((size_t)t->bytes + 1);
     if (!all) return (void)tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name), NULL;
     for (p.expert = 0; p.expert < t->shape[0]; p.expert++) {
         if (find_one(f, p, &one) != TN_OK) return NULL;

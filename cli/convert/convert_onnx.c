@@ -87,7 +87,7 @@ static bool are_same(const float *x, const float *y, const convert_tensor *t) {
 
 static tn_status compare_weight(const convert_file *in, const convert_file *out, const convert_tensor *t,
                                 const convert_tensor *back, convert_report *r) {
-    AUTO_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, back);
+    AUTO_CLI_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, back);
     convert_class *row = convert_class_of(r, t, back->type);
     row->tensors++;
     row->numel += t->numel;
@@ -222,7 +222,7 @@ static tn_status run_model(whole_model *m, const int32_t *ids, int64_t count, fl
 static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, convert_report *r) {
     int32_t ids[LONG_TEXT];
     int64_t numbers = m->width * (m->embedder ? 1 : count);
-    AUTO_FREE float *want = malloc(2 * (size_t)numbers * sizeof *want);
+    AUTO_CLI_FREE float *want = malloc(2 * (size_t)numbers * sizeof *want);
     if (!want) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numbers);
     for (int64_t i = 0; i < count; i++)
         ids[i] = (int32_t)((i + 1) * 7919 % m->vocabulary);

@@ -157,8 +157,8 @@ static void *blocks_of(const convert_file *in, const convert_tensor *t, tn_dtype
 
 /* What the bytes are as numbers, beside what they were. */
 static tn_status measure_written(convert_class *row, const float *x, const void *data, tn_dtype to, int64_t numel) {
-    AUTO_TENSOR tn_tensor *t = tn_from_data(data, &numel, 1, to), *cast = tn_cast(t, TN_F32);
-    AUTO_FREE float *y = malloc((size_t)numel * sizeof *y + 1);
+    AUTO_CLI_TENSOR tn_tensor *t = tn_from_data(data, &numel, 1, to), *cast = tn_cast(t, TN_F32);
+    AUTO_CLI_FREE float *y = malloc((size_t)numel * sizeof *y + 1);
     if (!y) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numel);
     TRY(tn_read(cast, y, (size_t)numel * sizeof *y));
     convert_measure(row, x, y, numel);
@@ -174,7 +174,7 @@ tn_status convert_read_same(const convert_file *in, const convert_tensor *t, con
     out->size = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
     out->bytes = out->data = malloc((size_t)out->size + 1);
     if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name);
-    AUTO_TENSOR tn_tensor *tensor = convert_tensor_of(in, t);
+    AUTO_CLI_TENSOR tn_tensor *tensor = convert_tensor_of(in, t);
     if (!tensor) return TN_ERR_FORMAT; /* it has been said why */
     return tn_read(tensor, out->data, (size_t)out->size);
 }
@@ -190,7 +190,7 @@ tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype 
         row->bytes += out->size;
         return status;
     }
-    AUTO_FREE float *x = convert_numbers(in, t);
+    AUTO_CLI_FREE float *x = convert_numbers(in, t);
     if (!x) return tn_backend_fail(TN_ERR_FORMAT, "'%s' cannot be converted: %s", t->name, tn_error());
     out->size = (int64_t)tn_dtype_bytes(to, t->numel);
     out->bytes = out->data = blocks_of(in, t, to, x, (size_t)out->size);

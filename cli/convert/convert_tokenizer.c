@@ -163,7 +163,7 @@ static int by_text(const void *a, const void *b) {
 
 /* The first merge that makes a token is its rank; what none makes comes last. */
 static tn_status rank_tokens(vocabulary *v) {
-    AUTO_FREE spelling *sorted = malloc((size_t)v->count * sizeof *sorted);
+    AUTO_CLI_FREE spelling *sorted = malloc((size_t)v->count * sizeof *sorted);
     v->scores = malloc((size_t)v->count * sizeof *v->scores);
     if (!sorted || !v->scores) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for scores");
     for (int64_t i = 0; i < v->count; i++) {
@@ -173,7 +173,7 @@ static tn_status rank_tokens(vocabulary *v) {
     qsort(sorted, (size_t)v->count, sizeof *sorted, by_text);
     for (int64_t i = v->merge_count - 1; i >= 0; i--) {
         const char *blank = strchr(v->merges[i] ? v->merges[i] : "", ' ');
-        AUTO_FREE char *whole = blank ? strdup(v->merges[i]) : NULL;
+        AUTO_CLI_FREE char *whole = blank ? strdup(v->merges[i]) : NULL;
         if (!whole) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is invalid", (long long)i);
         memmove(whole + (blank - v->merges[i]), blank + 1, strlen(blank));
         spelling wanted = {whole, 0};
@@ -223,7 +223,7 @@ static tn_status put_id(const convert_folder *f, tn_gguf_writer *w, const char *
 }
 
 static tn_status put_template(const convert_folder *f, const tn_json *tokenizer, bool sentence, tn_gguf_writer *w) {
-    AUTO_JSON tn_json_doc *doc = NULL;
+    AUTO_CLI_JSON tn_json_doc *doc = NULL;
     TRY(convert_folder_json(f, "tokenizer_config.json", false, &doc));
     const tn_json *root = tn_json_root(doc), *begins = tn_json_get(root, "add_bos_token");
     const char *text = tn_json_string(tn_json_get(root, "chat_template"), NULL);
@@ -260,7 +260,7 @@ static tn_status put_vocabulary(const convert_folder *f, const tn_json *root, tn
 }
 
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w) {
-    AUTO_JSON tn_json_doc *doc = NULL;
+    AUTO_CLI_JSON tn_json_doc *doc = NULL;
     TRY(convert_folder_json(f, "tokenizer.json", false, &doc));
     if (doc) return put_vocabulary(f, tn_json_root(doc), w);
     cli_print(stderr,

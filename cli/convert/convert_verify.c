@@ -30,7 +30,7 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
         return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with another shape or type",
                                t->name);
     if (same) return verify_bytes(in, out, t, &back);
-    AUTO_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
+    AUTO_CLI_FREE float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
     if (!x || !y) return TN_ERR_FORMAT;
     convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
     return TN_OK;
@@ -39,7 +39,7 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
 /* Every tensor is there; what was not rounded has its bits, what was has the errors that were measured. */
 tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r) {
     AUTO_CALL(convert_close) convert_file out = {.count = 0};
-    AUTO_FREE convert_report *again = calloc(1, sizeof *again);
+    AUTO_CLI_FREE convert_report *again = calloc(1, sizeof *again);
     if (!again) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the comparison");
     TRY(convert_open(w->out, &out));
     if (out.count != in->count)

@@ -121,7 +121,7 @@ static tn_status open_npz(model *m, size_t size) {
     size_t at = 0;
     int64_t room = 0;
     while (npz_next(m->bytes, size, &at, &member)) {
-        AUTO_TENSOR tn_tensor *t = NULL;
+        AUTO_CLI_TENSOR tn_tensor *t = NULL;
         TRY(npz_decode(&member, &t));
         TRY(add_array(m, member.name, t, &room));
     }

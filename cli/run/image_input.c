@@ -72,7 +72,7 @@ static tn_status make_plane(int64_t height, int64_t width, plane *out) {
 static tn_status scale(const image *picture, int64_t height, int64_t width, plane *out) {
     AUTO_CALL(plane_free) plane whole = {0}, rows = {0};
     int64_t longest = picture->height > picture->width ? picture->height : picture->width;
-    AUTO_FREE float *weight = calloc((size_t)longest + 8, sizeof *weight);
+    AUTO_CLI_FREE float *weight = calloc((size_t)longest + 8, sizeof *weight);
     *out = (plane){0};
     if (!weight) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the weights of resizing");
     TRY(make_plane(picture->height, picture->width, &whole));
@@ -168,12 +168,12 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     full[at.row] = height;
     full[at.column] = width;
     TRY(to_extents(picture, o->resize, height, width, &p));
-    AUTO_FREE float *numbers = malloc((size_t)(height * width * at.count) * sizeof *numbers);
+    AUTO_CLI_FREE float *numbers = malloc((size_t)(height * width * at.count) * sizeof *numbers);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image");
     bool whole = !tn_dtype_is_float(dtype);
     fill_image_input(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);
-    AUTO_TENSOR tn_tensor *made = tn_from_data(numbers, full, rank, TN_F32);
-    AUTO_TENSOR tn_tensor *round = whole ? tn_round(made) : tn_retain(made);
+    AUTO_CLI_TENSOR tn_tensor *made = tn_from_data(numbers, full, rank, TN_F32);
+    AUTO_CLI_TENSOR tn_tensor *round = whole ? tn_round(made) : tn_retain(made);
     *out = tn_cast(round, dtype);
     return tn_eval(out, 1);
 }

@@ -271,7 +271,7 @@ static tn_status decode_picture(work *w, const char *name, const unsigned char *
 }
 
 static tn_status give_file(work *w, const named *n) {
-    AUTO_FREE unsigned char *bytes = NULL;
+    AUTO_CLI_FREE unsigned char *bytes = NULL;
     size_t size;
     tn_tensor *t;
     TRY(npy_load(n->text, &bytes, &size));

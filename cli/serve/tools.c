@@ -368,7 +368,7 @@ static tn_status add_call(serve_job *j, const char *name, const tn_json *argumen
 /* Adds the calls of `text`: one JSON object or a list of them. Ignores objects that name no tool, and text that is not
  * JSON. */
 static tn_status take_calls(serve_job *j, const char *text, size_t size) {
-    AUTO_JSON tn_json_doc *doc = NULL;
+    AUTO_CLI_JSON tn_json_doc *doc = NULL;
     tn_status status = tn_json_parse(text, size, &doc);
     if (status != TN_OK) return status == TN_ERR_MEMORY ? status : TN_OK;
     const tn_json *root = tn_json_root(doc);

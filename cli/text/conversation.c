@@ -160,7 +160,7 @@ tn_status conversation_take(conversation *c, const tn_json *root, const char *pa
 
 tn_status conversation_read(conversation *c, const char *path) {
     AUTO_BYTES tn_bytes text = {0};
-    AUTO_JSON tn_json_doc *doc = NULL;
+    AUTO_CLI_JSON tn_json_doc *doc = NULL;
     TRY(cli_read_file(path, &text));
     tn_status status = tn_json_parse(text.data, text.size, &doc);
     if (status != TN_OK) return tn_backend_fail(status, "'%s': %s", path, tn_error());

@@ -75,7 +75,7 @@ static bool is_the_model(const char *path, const char *model) {
 }
 
 static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
-    AUTO_FREE float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
+    AUTO_CLI_FREE float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
     cli_output out;
     TRY(cli_output_begin(&out, path));

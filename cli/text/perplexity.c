@@ -73,7 +73,7 @@ static tn_status rate_window(tn_llm *m, const int32_t *ids, int64_t count, int64
 static tn_status rate(const cli_language *l, const tn_ids *ids, int64_t context, rating *r) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     TRY(tn_llm_get_facts(l->model, &facts));
-    AUTO_FREE float *room = malloc((size_t)facts.vocabulary * PIECE * sizeof *room);
+    AUTO_CLI_FREE float *room = malloc((size_t)facts.vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
     AUTO_CALL(cli_progress_end) cli_progress p = {.what = NULL};
     cli_progress_begin(&p, "perplexity", "tokens", (int64_t)ids->count);

@@ -479,8 +479,8 @@ static tn_status validate(const share *s, double *out) {
     int64_t size = tn_group_size(t->group), batches = (t->held_count + VALIDATION_BATCH - 1) / VALIDATION_BATCH;
     *out = NAN;
     if (batches == 0) return TN_OK;
-    AUTO_FREE partial *own = calloc((size_t)batches, sizeof *own);
-    AUTO_FREE partial *all = calloc((size_t)(batches * size), sizeof *all);
+    AUTO_CLI_FREE partial *own = calloc((size_t)batches, sizeof *own);
+    AUTO_CLI_FREE partial *all = calloc((size_t)(batches * size), sizeof *all);
     if (!own || !all) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     TRY(validate_own(s, own));
     TRY(tn_group_all_gather(t->group, own, (size_t)batches * sizeof *own, all));

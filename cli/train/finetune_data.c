@@ -167,7 +167,7 @@ static bool is_blank(const char *text, size_t size) {
 
 static tn_status read_line(finetune_data *d, const vocabulary *v, const char *text, size_t size, const char *path,
                            int64_t context) {
-    AUTO_JSON tn_json_doc *doc = NULL;
+    AUTO_CLI_JSON tn_json_doc *doc = NULL;
     size_t first = d->ids.count;
     TRY(tn_json_parse(text, size, &doc));
     TRY(take_line(d, v, tn_json_root(doc), path));

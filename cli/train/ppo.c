@@ -490,7 +490,7 @@ tn_status ppo_store(ppo *p) {
 
 tn_status ppo_restore(ppo *p) {
     size_t bytes = (size_t)(1 + p->n) * sizeof(int64_t);
-    AUTO_FREE int64_t *numbers = malloc(bytes);
+    AUTO_CLI_FREE int64_t *numbers = malloc(bytes);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "ppo: out of memory");
     TRY(tn_read(p->stored, numbers, bytes));
     memcpy(&p->random, numbers, sizeof p->random);
