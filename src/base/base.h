@@ -26,6 +26,7 @@ enum { TN_BIG_ENDIAN = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ };
 
 static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline bool tn_dtype_is_byte(int dtype) { return dtype == TN_U8 || dtype == TN_I8; }
 /* The product of numbers, such as the extents of a shape; 1 if there are none. */
 static inline int64_t tn_product(const int64_t *factors, int64_t count) {
     int64_t product = 1;

@@ -10,6 +10,8 @@
 #if defined(__x86_64__) && defined(TN_HAVE_AVX512)
 #include <immintrin.h>
 #define HAS_PERMUTE 1
+#else
+#define HAS_PERMUTE 0
 #endif
 
 enum {
@@ -18,8 +20,6 @@ enum {
     PIECE = 1 << 14,     /* points that a thread takes at once */
     MOST_ACCESSES = 2 * KIR_MAX_BUFFERS
 };
-
-static bool is_byte(uint8_t dtype) { return dtype == TN_U8 || dtype == TN_I8; }
 
 /* The only store is of bytes, and no access depends on computed indices or masks. */
 void kir_table_note(const kir_program *p, kir_vm *vm) {
@@ -32,7 +32,7 @@ void kir_table_note(const kir_program *p, kir_vm *vm) {
         if (in->op != KIR_LOAD && in->op != KIR_STORE) continue;
         if (p->access[in->imm.i].dyn != KIR_NONE) return;
         if (in->op == KIR_LOAD) continue;
-        if (store >= 0 || in->b != KIR_NONE || !is_byte(vm->views[in->imm.i].dtype)) return;
+        if (store >= 0 || in->b != KIR_NONE || !tn_dtype_is_byte(vm->views[in->imm.i].dtype)) return;
         store = (int)in->imm.i;
     }
     vm->table_store = store;
@@ -82,7 +82,7 @@ static int find_operand(const kir_vm *vm, const kir_launch *launch, int64_t poin
         const int64_t *at = layout_of(vm, launch->sizes, i);
         if (i == vm->table_store || !varies(vm, launch->sizes, at)) continue;
         const bool same = operand < 0 || address_of(vm, launch, i) == address_of(vm, launch, operand);
-        if (!same || !is_byte(vm->views[i].dtype) || !strides_are_equal(vm, launch->sizes, at, to)) return -1;
+        if (!same || !tn_dtype_is_byte(vm->views[i].dtype) || !strides_are_equal(vm, launch->sizes, at, to)) return -1;
         operand = i;
     }
     for (int i = 0; i < vm->n_access && operand >= 0; i++) {
@@ -114,15 +114,13 @@ static tn_status make_table(const kir_vm *vm, const kir_launch *launch, uint8_t 
            (size_t)vm->n_access * (size_t)(vm->n_par + 1) * sizeof *sizes);
     for (int i = 0; i < vm->n_access; i++) {
         int64_t *at = sizes + vm->n_par + (int64_t)i * (vm->n_par + 1);
+        const int buffer = vm->buffer_of[i];
         const bool moves = i == vm->table_store || varies(vm, launch->sizes, layout_of(vm, launch->sizes, i));
         memset(at + 1, 0, (size_t)vm->n_par * sizeof *at);
         at[1 + last] = moves;
         if (moves) at[0] = 0;
-        buffers[vm->buffer_of[i]] = launch->buffers[vm->buffer_of[i]];
+        buffers[buffer] = moves ? every : launch->buffers[buffer]; /* the operand shares its buffer with no other */
     }
-    for (int i = 0; i < vm->n_access; i++)
-        if (i != vm->table_store && sizes[vm->n_par + (int64_t)i * (vm->n_par + 1) + 1 + last])
-            buffers[vm->buffer_of[i]] = every;
     buffers[vm->buffer_of[vm->table_store]] = table; /* in place: it has all values already */
     return kir_vm_run(vm, &(kir_launch){.sizes = sizes, .buffers = buffers, .scalars = launch->scalars}, 1);
 }
@@ -131,9 +129,10 @@ typedef struct lookup {
     const uint8_t *from, *table;
     uint8_t *to;
     int64_t points;
+    bool permutes; /* the processor has permutations of bytes */
 } lookup;
 
-#ifdef HAS_PERMUTE
+#if HAS_PERMUTE
 /* 64 values at once: two permutations of 128 bytes each, and the upper bit says which one counts. */
 __attribute__((target("avx512f,avx512bw,avx512vbmi"))) static int64_t look_up_vectors(const lookup *l, int64_t i,
                                                                                       int64_t end) {
@@ -147,17 +146,14 @@ __attribute__((target("avx512f,avx512bw,avx512vbmi"))) static int64_t look_up_ve
     return i;
 }
 
-static bool has_permute(void) { return tn_cpu().vbmi; }
-#else
-static bool has_permute(void) { return false; }
 #endif
 
 static void look_up(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
     const lookup *l = ctx;
     int64_t i = begin * PIECE;
     end = tn_min64(end * PIECE, l->points);
-#ifdef HAS_PERMUTE
-    if (has_permute()) i = look_up_vectors(l, i, end);
+#if HAS_PERMUTE
+    if (l->permutes) i = look_up_vectors(l, i, end);
 #endif
     for (; i < end; i++)
         l->to[i] = l->table[l->from[i]];
@@ -168,12 +164,13 @@ bool kir_table_run(const kir_vm *vm, const kir_launch *launch) {
     static const double DEAR_LAUNCH = 2e4; /* … and cheaper launches in the time that the table takes */
     const int64_t points = tn_product(launch->sizes, vm->n_par);
     if (points < LEAST_POINTS || (double)points * vm->point_cost < DEAR_LAUNCH) return false;
-    if (vm->point_cost < DEAR_POINT && !has_permute()) return false;
+    lookup l = {.points = points, .permutes = HAS_PERMUTE && tn_cpu().vbmi};
+    if (vm->point_cost < DEAR_POINT && !l.permutes) return false;
     if (!is_dense(vm, launch->sizes, layout_of(vm, launch->sizes, vm->table_store), points)) return false;
     const int operand = find_operand(vm, launch, points);
     uint8_t table[RESULTS];
     if (operand < 0 || make_table(vm, launch, table) != TN_OK) return false;
-    lookup l = {.table = table, .points = points};
+    l.table = table;
     l.from = (const uint8_t *)address_of(vm, launch, operand);
     l.to = (uint8_t *)(uintptr_t)address_of(vm, launch, vm->table_store);
     tn_parallel_shared(tn_ceil_div(points, PIECE), 2, look_up, &l);

@@ -164,7 +164,7 @@ static tn_node *pool_as_floats(tn_build *b, const tn_node *n) {
 
 static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
-    if (n->dtype == TN_U8 || n->dtype == TN_I8) return pool_as_floats(b, n);
+    if (tn_dtype_is_byte(n->dtype)) return pool_as_floats(b, n);
     tn_node *seen = im2col_for_max(b, n, &w);
     return tn_b_view(b, tn_b_amax(b, seen, taps_dims, 2, false), n->shape, n->rank);
 }

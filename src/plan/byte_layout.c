@@ -57,9 +57,7 @@ static bool is_elementwise(const tn_group *group, byte_images *images) {
 
 /* ---- which images ------------------------------------------------------------------------------------------------ */
 
-static bool is_image(const tn_value *v) {
-    return v->node->rank == 4 && (v->node->dtype == TN_U8 || v->node->dtype == TN_I8);
-}
+static bool is_image(const tn_value *v) { return v->node->rank == 4 && tn_dtype_is_byte(v->node->dtype); }
 
 static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int value) {
     const tn_value *lead = &g->values[group->lead];

@@ -13,8 +13,8 @@
  *   - The element-wise group after a product or convolution becomes its epilogue, unless a vendor library computes it.
  *   - Pooling becomes the last step of the convolution before it, if that has an epilogue and nothing else uses its
  *     result.
- *   - On the CPU a byte of which another byte is a dear function is a group of its own, so that the function is looked
- *     up in 256 results (kir/vm_table.c).
+ *   - On the CPU, a tensor of bytes from which other bytes are computed by many operations is a group of its own. Its
+ *     readers compute 256 results and look them up (kir/vm_table.c).
  *   - Everything else is a group of its own.
  * Users are visited before their operands, so all uses of a value are known when it is visited. Joins are decided on
  * shapes. If an index does not fit, lowering reports the value, and fusing starts again with that value separate. */
@@ -140,10 +140,8 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     if (of_columns(g, u) && in->fusion.loads > 0 && in->fusion.weight > 1) want_memory(g, x);
 }
 
-static bool is_byte(const tn_value *v) { return v->node->dtype == TN_U8 || v->node->dtype == TN_I8; }
-
-/* A byte that is a dear function of another one: if that one is in memory, 256 results are computed (kir/vm_table.c),
- * otherwise each element's. */
+/* If each byte of v follows from one byte of another tensor by many operations, that tensor is stored: 256 results are
+ * then computed and looked up (kir/vm_table.c), instead of one for each element. */
 static void note_byte(tn_graph_plan *g, tn_value *v) {
     enum { DEAR = 40, MANY = 1 << 14 };
     v->fusion.byte = -1;
@@ -155,14 +153,14 @@ static void note_byte(tn_graph_plan *g, tn_value *v) {
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
         if (!in || tn_value_numel(in) == 1) continue;
-        const int from = in->fusion.byte < 0 && is_byte(in) ? v->in[k] : in->fusion.byte;
+        const int from = in->fusion.byte < 0 && tn_dtype_is_byte(in->node->dtype) ? v->in[k] : in->fusion.byte;
         if (from < 0 || tn_value_numel(in) != tn_value_numel(v) || (source >= 0 && from != source)) return;
         source = from;
         work += in->fusion.byte_work;
     }
     v->fusion.byte = source;
     v->fusion.byte_work = work;
-    if (source < 0 || !is_byte(v) || work < DEAR) return;
+    if (source < 0 || !tn_dtype_is_byte(v->node->dtype) || work < DEAR) return;
     want_memory(g, source);
     g->values[g->values[source].root].fusion.looked_up = true;
 }

@@ -128,11 +128,9 @@ static bool is_dense(const tn_node *n) {
     return tn_strides_are_contiguous(n->shape, n->rank, stride);
 }
 
-static bool is_of_bytes(const tn_node *n) { return n->dtype == TN_U8 || n->dtype == TN_I8; }
-
 bool tn_takes_max_pool2d(const tn_node *n) {
     tn_conv_args a = sizes_of_pool(n);
-    if (is_of_bytes(n)) return tn_node_numel(n) > 0 && is_dense(n->in[0]) && tn_conv_bytes_fits(&a);
+    if (tn_dtype_is_byte(n->dtype)) return tn_node_numel(n) > 0 && is_dense(n->in[0]) && tn_conv_bytes_fits(&a);
     return n->dtype == TN_F32 && tn_conv_depthwise_fits(&a);
 }
 
@@ -849,7 +847,7 @@ tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_n
     n->run = run_max_pool2d;
     n->conv = sizes_of_pool(y->node);
     memcpy(n->conv.x_stride + first, x->stride, (size_t)x->node->rank * sizeof *x->stride);
-    if (is_of_bytes(y->node)) {
+    if (tn_dtype_is_byte(y->node->dtype)) {
         n->conv.x_signed = y->node->dtype == TN_I8;
         n->conv_in_bytes = true;
         *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());

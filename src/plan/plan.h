@@ -131,9 +131,9 @@ typedef struct tn_value {
         size_t pull_capacity;
         bool wants_memory; /* some user can only read it from memory, or … */
         bool heavy;        /* … only its program would be too large: a group that computes it need not store it */
-        bool looked_up;    /* a byte of which dear functions are computed, in groups of their own */
-        int byte;          /* the tensor of bytes of which alone each element is a function; -1: none */
-        float byte_work;   /* operations from that byte on */
+        bool looked_up;    /* bytes whose readers look their results up: no group of a reader computes them */
+        int byte;          /* each element follows from one byte of this value; -1: of none */
+        float byte_work;   /* operations from that byte to this value */
         uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
         int *users;
         int user_count;

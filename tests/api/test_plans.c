@@ -544,7 +544,7 @@ static int bytes_of_bytes(const tn_tensor *x, bool dear, bool apart, uint8_t *ou
     int kernels = 0;
     tn_tensor *y;
     {
-        TN_SCOPE; /* what is no longer held when y is read is not stored */
+        TN_SCOPE; /* tensors that are freed before y is read are not stored */
         tn_tensor *first = as_byte(x);
         if (apart) assert_ok(tn_eval(&first, 1));
         tn_tensor *inner = as_number(first);
