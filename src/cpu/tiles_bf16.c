@@ -23,9 +23,9 @@ VEC_INLINE double time_steps(const bool of_pairs, const volatile real *seed, V *
     return seconds;
 }
 
-/* Compares the best of many rounds of both, so that interrupts do not matter. A step of pairs does the work of two steps
- * of floats, so it gains nothing if it takes twice the time. It takes the same time or a multiple of it, so the threshold
- * lies between one and two. */
+/* Compares the best of many rounds of both, so that interrupts do not matter. A step of pairs does the work of two
+ * steps of floats, so it gains nothing if it takes twice the time. It takes the same time or a multiple of it, so the
+ * threshold lies between one and two. */
 bool tn_gemm_pairs_pay(void) {
     volatile real seed = 0;
     V sum = v_set1(seed);
