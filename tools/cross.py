@@ -6,7 +6,7 @@ QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation,
 same tokens as BUILD, the command of this machine; the kernels' tests run on each kind of ARM64 processor. What cannot
 run here is built and reported as compiled only.
 
-Without TARGET all of them, or with --seed a third; `cross.py --list` names them. docs/platforms.md says what ran where.
+Without TARGET all of them, or with --part a third; `cross.py --list` names them. docs/platforms.md says what ran where.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zlib
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent / "checks"))  # the files there import each other
 import cross_libraries  # noqa: E402
@@ -63,10 +62,25 @@ TARGETS = [
     Target("x86_64-macos", "x86_64-macos"),
 ]
 PARTS = 3  # of the targets, a part each night: a target takes 3 to 9 minutes
+MOST_SECONDS = 900 * int(os.environ.get("PATIENCE", 1))  # of one program of a target: the slowest takes about 200 in QEMU
 
 
 def run(command, **options):
     return subprocess.run([str(part) for part in command], check=True, **options)
+
+
+def limited(command, **options):
+    return run(command, timeout=MOST_SECONDS, **options)
+
+
+def attempt(command, **options):
+    """Runs a program of a target; what went wrong, or None, and what it printed."""
+    try:
+        test = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace", cwd=ROOT,
+                              timeout=MOST_SECONDS, **options)
+    except subprocess.TimeoutExpired:
+        return f"not finished after {MOST_SECONDS} s", ""
+    return f"exit status {test.returncode}: {test.stderr[-1000:]}" if test.returncode else None, test.stdout
 
 
 def prepare():
@@ -125,10 +139,9 @@ def test_kernels(target):
     wrong = []
     for processor in target.processors:
         for name in KERNEL_TESTS:
-            test = subprocess.run([*map(str, launcher(target)), "-cpu", processor, str(ROOT / f"build-{target.name}" / name)],
-                                  capture_output=True, text=True, cwd=ROOT)
-            if test.returncode != 0:
-                wrong.append(f"{name} on {processor}: exit status {test.returncode}: {test.stderr[-500:]}")
+            error, _ = attempt([*launcher(target), "-cpu", processor, ROOT / f"build-{target.name}" / name])
+            if error:
+                wrong.append(f"{name} on {processor}: {error}")
         print(f"{target.name}: kernels on {processor}: {'passed' if not wrong else 'failed'}", flush=True)
     return wrong
 
@@ -196,11 +209,10 @@ def test_system(target):
     wrong, folder, command = [], ROOT / f"build-{target.name}", emulated(target)
     for name in target.tests:
         program = folder / (name + ("" if target.program == "trunnion" else ".exe"))
-        test = subprocess.run([*map(str, launcher(target)), str(program)], capture_output=True, text=True, cwd=ROOT,
-                              errors="replace", env=os.environ | {"TRUNNION_COMMAND": str(command)})
-        print(f"{target.name}: {name}: {'failed' if test.returncode else 'passed'}", flush=True)
-        if test.returncode:
-            wrong.append(f"{name}: exit status {test.returncode}: {test.stderr[-1000:]}")
+        error, _ = attempt([*launcher(target), program], env=os.environ | {"TRUNNION_COMMAND": str(command)})
+        print(f"{target.name}: {name}: {'failed' if error else 'passed'}", flush=True)
+        if error:
+            wrong.append(f"{name}: {error}")
     return wrong
 
 
@@ -245,12 +257,12 @@ def test_engine(target, program):
         copies = pathlib.Path(folder) / "größe 模型"  # the engine opens the file by its path
         for name in ENGINE_CASES:
             shutil.copytree(cases / name, copies / name)
-        test = subprocess.run([*map(str, launcher(target)), str(program), "onnx-test", str(copies), "--device", "engine:onnxruntime",
-                               "--strict"],
-                              capture_output=True, text=True, errors="replace", env=environment)
-    wrong = test.returncode != 0 or f"{len(ENGINE_CASES)} passed, 0 failed, 0 skipped" not in test.stdout
-    print(f"{target.name}: ONNX Runtime: {'failed' if wrong else 'passed'}", flush=True)
-    return [f"ONNX Runtime: exit status {test.returncode}: {test.stdout[-500:]}{test.stderr[-500:]}"] if wrong else []
+        error, printed = attempt([*launcher(target), program, "onnx-test", copies, "--device", "engine:onnxruntime", "--strict"],
+                                 env=environment)
+    if not error and f"{len(ENGINE_CASES)} passed, 0 failed, 0 skipped" not in printed:
+        error = "other counts than expected"
+    print(f"{target.name}: ONNX Runtime: {'failed' if error else 'passed'}", flush=True)
+    return [f"ONNX Runtime: {error}: {printed[-500:]}"] if error else []
 
 
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
@@ -260,16 +272,16 @@ NETWORK = ROOT / "tests" / "corpus" / "onnx" / "mlp.onnx"
 @functools.cache  # this machine's command is compared with every target's
 def results(*command):
     """What a command certifies ("N passed, …"), its checkpoint after each training, and a network's outputs."""
-    certified = run([*command, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
+    certified = limited([*command, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
     checkpoints = []
     with tempfile.TemporaryDirectory() as folder:
         for model, steps in TRAININGS:
             path = pathlib.Path(folder) / f"größe 模型 {model}"
-            run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
-                 "--data", digits.cache_folder() / "data" / "digits.csv", "--json"], stdout=subprocess.DEVNULL)
+            limited([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
+                     "--data", digits.cache_folder() / "data" / "digits.csv", "--json"], stdout=subprocess.DEVNULL)
             checkpoints.append(path.read_bytes())
         outputs = pathlib.Path(folder) / "выход"
-        run([*command, "run", NETWORK, "--random", "-o", outputs, "--device", "cpu"], stdout=subprocess.DEVNULL)
+        limited([*command, "run", NETWORK, "--random", "-o", outputs, "--device", "cpu"], stdout=subprocess.DEVNULL)
         checkpoints += [path.read_bytes() for path in sorted(outputs.iterdir())]
     return certified.split(": ")[-1], checkpoints
 
@@ -277,8 +289,8 @@ def results(*command):
 @functools.cache
 def tokens(*command):
     """What a language model answers, greedily."""
-    return run([*command, "generate", "-m", smollm2.path(), "-p", "Once upon a time, the", "-n", "8", "--greedy", "--device",
-                "cpu"], capture_output=True, text=True).stdout
+    return limited([*command, "generate", "-m", smollm2.path(), "-p", "Once upon a time, the", "-n", "8", "--greedy", "--device",
+                    "cpu"], capture_output=True, text=True).stdout
 
 
 def check(target, program, native):
@@ -306,7 +318,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*")
     parser.add_argument("--check", metavar="BUILD")
-    parser.add_argument("--seed", help="builds a third of the targets, which it draws")
+    parser.add_argument("--part", type=int, metavar="N", help=f"every {PARTS}th target, from N modulo {PARTS} on")
     parser.add_argument("--list", action="store_true")
     o = parser.parse_args()
     by_name = {t.name: t for t in TARGETS}
@@ -322,8 +334,8 @@ def main():
         run([sys.executable, ROOT / "tools" / "digits.py"], stdout=subprocess.DEVNULL)
         run([sys.executable, ROOT / "tools" / "text" / "smollm2.py", "--or-skip"], stdout=subprocess.DEVNULL)
     passed, failed, skipped = 0, 0, 0
-    drawn = TARGETS[zlib.crc32(o.seed.encode()) % PARTS::PARTS] if o.seed else TARGETS
-    for target in [by_name[name] for name in o.targets] or drawn:
+    part = TARGETS if o.part is None else TARGETS[o.part % PARTS::PARTS]
+    for target in [by_name[name] for name in o.targets] or part:
         try:
             program = build(target, wrappers)
         except subprocess.CalledProcessError as e:
@@ -347,6 +359,8 @@ def main():
             wrong += test_engine(target, program)
             wrong += test_old_root(target, program, pathlib.Path(o.check) / "trunnion")
             wrong += newer_symbols(target, program)
+        except subprocess.TimeoutExpired as e:
+            wrong = [f"not finished after {MOST_SECONDS} s: {' '.join(e.cmd)[:300]}"]
         except subprocess.CalledProcessError as e:
             wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]
         for line in wrong:
