@@ -3,10 +3,8 @@
  * Every worker owns one cache line. The caller writes the job's ticket there; the worker spins on it, claims it, runs
  * its part and writes the ticket back as `done`. When the caller has finished its own part, it claims every part that
  * no worker has claimed, so a worker that gets no processor time delays nothing. A worker that has spun for
- * SPIN_SECONDS without work sets a flag and sleeps on a condition variable. Waker and sleeper each write first and then
- * read, sequentially consistent, so at least one of them sees the other. They write by atomic_exchange, which
- * compiles to the same instruction as a store on x86, because QEMU 7.2 lets loads pass sequentially consistent stores
- * of ARM64: a wake-up was lost there.
+ * SPIN_SECONDS without work sets a flag and sleeps on a condition variable. Waker and sleeper each write first, by an
+ * exchange (QEMU 7.2 lets loads pass sequentially consistent stores of ARM64), then read, so one sees the other.
  *
  * Parts are split by position. For shared work a thread takes its part in chunks and then steals chunks from the
  * others, because processors that other programs also use differ in speed. Workers are started when first needed and
