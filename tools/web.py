@@ -28,8 +28,8 @@ SITE = BUILD / "site"
 PACKAGE = SITE / "trunnion"
 MODULES = {"trunnion.wasm.gz": ("simd", "OFF"), "trunnion-relaxed.wasm.gz": ("relaxed", "ON")}
 PAGE = ("index.html", "style.css", "page.js", "worker.js")
-SCRIPTS = ("trunnion.js", "wasi.js", "index.d.ts", "package.json", "README.md")
-CACHED = ("trunnion/trunnion.js", "trunnion/wasi.js", "trunnion/digits.csv")  # and one module
+SCRIPTS = ("trunnion.js", "wasi.js", "webgpu.js", "index.d.ts", "package.json", "README.md")
+CACHED = ("trunnion/trunnion.js", "trunnion/wasi.js", "trunnion/webgpu.js", "trunnion/digits.csv")  # and one module
 MOST_BYTES = 3_000_000  # of what a visitor loads before a model
 
 
@@ -46,7 +46,7 @@ def build_module(folder, relaxed, wrappers):
         # Kernels have their own levels of optimization; all else should be small.
         made = subprocess.run([ROOT / "tools" / "build.sh", place, "trunnion_web",
                                f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}", "-DTN_ZIG_TARGET=wasm32-wasi",
-                               f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON",
+                               f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF", "-DTRUNNION_TEXT=ON", "-DTRUNNION_WEBGPU=ON",
                                f"-DTRUNNION_WASM_RELAXED={relaxed}", "-DCMAKE_C_FLAGS_RELEASE=-Oz", "-DTRUNNION_WERROR=ON"],
                               env=environment, stdout=out, stderr=out, cwd=ROOT)
     if made.returncode != 0:

@@ -1,7 +1,7 @@
 // index.d.ts — the functions of the package `trunnion`.
 //
-// Failures are thrown as TrunnionError with the library's message. Computing blocks the thread that calls: use a Worker
-// in a browser. Objects of one module are used by one thread; several modules may be loaded.
+// Failures are thrown as TrunnionError with the library's message. Computing on the device cpu blocks the thread that
+// calls: use a Worker in a browser. Calls of one module are computed one after the other; several modules may be loaded.
 
 /** A failure: of the library, or of the arguments. */
 export class TrunnionError extends Error {}
@@ -12,9 +12,14 @@ export type Source = Blob | ArrayBuffer | Uint8Array | string | URL;
 export interface LoadOptions {
   /** Load the module with relaxed SIMD, which is faster. Default: hasFusedSimd(). */
   relaxed?: boolean;
+  /** Look for WebGPU, which needs a browser with JavaScript Promise Integration. Default true. */
+  webgpu?: boolean;
   /** Receives lines that the library logs. Default: none are shown. */
   onLine?: (line: string) => void;
 }
+
+/** What computes: WebAssembly on this thread, or the GPU by WebGPU. Products are summed in other orders there. */
+export type Device = 'cpu' | 'webgpu';
 
 /** Whether this engine has relaxed SIMD with a multiply-add that rounds once, so that results have the same bits. */
 export function hasFusedSimd(): boolean;
@@ -28,15 +33,33 @@ export class Trunnion {
   readonly relaxed: boolean;
   /** Bytes that the module has taken from the system; at most 4 GiB. */
   readonly memoryBytes: number;
+  /** Devices that can be used here. */
+  readonly devices: Device[];
+  /** Why webgpu is not among them. */
+  readonly whyNoWebGpu: string | null;
 
-  /** Opens a language model from a GGUF file. context: tokens of prompt and answers together; 0: the model's, at most 4096. */
-  openModel(source: Source, options?: { context?: number }): Promise<LanguageModel>;
+  /** Compares every operation on a device with its definition, forward and backward. only: names of operations; sample: one
+   * case in so many. It takes minutes without `sample`. */
+  certify(options?: { device?: Device; only?: string[]; sample?: number }): Promise<Certified>;
+
+  /** Opens a language model from a GGUF file. context: tokens of prompt and answers together; 0: the model's, at most 4096.
+   * device: default cpu. */
+  openModel(source: Source, options?: { context?: number; device?: Device }): Promise<LanguageModel>;
 
   /** Opens an ONNX model, with its weights inside the file. */
-  openOnnx(source: Source): Promise<OnnxModel>;
+  openOnnx(source: Source, options?: { device?: Device }): Promise<OnnxModel>;
 
   /** Begins to train a network on the digits. table: digits.csv of this package. */
-  trainDigits(table: Source, options?: { model?: 'mlp' | 'cnn'; seed?: number }): Promise<DigitsTraining>;
+  trainDigits(table: Source, options?: { model?: 'mlp' | 'cnn'; seed?: number; device?: Device }): Promise<DigitsTraining>;
+}
+
+export interface Certified {
+  passed: number;
+  failed: number;
+  /** Cases that the device does not support. */
+  skipped: number;
+  /** Operations with failures or skipped cases, and why the first of these is one. */
+  ops: { name: string; failed: number; skipped: number; why: string }[];
 }
 
 export interface Message {
@@ -103,10 +126,11 @@ export interface ModelFacts {
 }
 
 export class LanguageModel {
+  readonly device: Device;
   readonly facts: ModelFacts;
   /** Writes an answer; onText receives its text piece by piece. One answer at a time. */
   generate(request: GenerateRequest, onText?: (text: string) => void): Promise<GenerateResult>;
-  close(): void;
+  close(): Promise<void>;
 }
 
 export type Numbers = Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array | Uint8Array
@@ -129,22 +153,24 @@ export interface OnnxEnd {
 }
 
 export class OnnxModel {
+  readonly device: Device;
   readonly inputs: OnnxEnd[];
   readonly outputs: OnnxEnd[];
   /** Computes the outputs from a tensor for each input. */
-  run(inputs: Record<string, Tensor>): Record<string, Tensor>;
-  close(): void;
+  run(inputs: Record<string, Tensor>): Promise<Record<string, Tensor>>;
+  close(): Promise<void>;
 }
 
 /** The training of `trunnion train digits`, with the same losses for the same seed. */
 export class DigitsTraining {
+  readonly device: Device;
   /** Steps made. */
   readonly steps: number;
   /** Computes one batch of 64 and updates the weights; its loss. */
-  step(): number;
+  step(): Promise<number>;
   /** The part of the test's digits that the network recognizes, 0 to 1. */
-  accuracy(): number;
+  accuracy(): Promise<number>;
   /** The probability of each digit for a picture of 8 by 8 numbers from 0 to 1, row by row. */
-  predict(pixels: ArrayLike<number>): Float32Array;
-  close(): void;
+  predict(pixels: ArrayLike<number>): Promise<Float32Array>;
+  close(): Promise<void>;
 }

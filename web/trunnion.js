@@ -5,8 +5,9 @@
 //   const model = await trunnion.openModel(file);
 //   const answer = await model.generate({ messages: [{ role: 'user', content: 'Hello' }] }, (text) => show(text));
 //
-// Computing blocks the thread that calls: use a Worker in a browser. index.d.ts describes every function.
+// Computing on the CPU blocks the thread that calls: use a Worker in a browser. index.d.ts describes every function.
 import { Exit, Wasi, blobFile, bytesFile } from './wasi.js';
+import { WebGpu, findAdapter } from './webgpu.js';
 
 const NODE = typeof process !== 'undefined' && process.versions?.node !== undefined;
 
@@ -56,33 +57,65 @@ async function compile(url) {
 }
 
 /** Loads the module: see index.d.ts. */
-export async function load({ relaxed = hasFusedSimd(), onLine } = {}) {
+export async function load({ relaxed = hasFusedSimd(), webgpu = true, onLine } = {}) {
   const name = relaxed ? './trunnion-relaxed.wasm.gz' : './trunnion.wasm.gz';
   const module = await compile(new URL(name, import.meta.url));
-  const wasi = new Wasi(onLine);
-  const instance = await WebAssembly.instantiate(module, wasi.imports(module));
-  wasi.memory = instance.exports.memory;
-  instance.exports._initialize();
-  return new Trunnion(instance.exports, wasi, relaxed);
+  const wasi = new Wasi(onLine), { adapter, why } = webgpu ? await findAdapter() : { why: 'load() was told to leave it alone' };
+  const gpu = new WebGpu(adapter);
+  const { exports } = await WebAssembly.instantiate(module, { ...wasi.imports(module), ...gpu.imports() });
+  wasi.memory = exports.memory;
+  gpu.exports = exports;
+  exports._initialize();
+  return new Trunnion(exports, wasi, relaxed, why);
 }
 
 /** The calling side of the module: texts and arrays in its memory, and errors. */
 class Calls {
-  constructor(exports, wasi) {
+  #last = Promise.resolve(); // the end of the last action
+
+  constructor(exports, wasi, waits) {
     this.exports = exports;
     this.wasi = wasi;
+    this.waits = waits; // whether the module may wait for WebGPU
     this.stopped = null; // why no further call is possible
   }
 
-  /** Calls an exported function. A trap (memory ran out, a defect) ends the module. */
-  call(name, ...args) {
+  /** Runs an action that computes when those before have ended: a function that waits for WebGPU keeps its place on the stack. */
+  exclusive(action) {
+    const done = this.#last.then(action);
+    this.#last = done.catch(() => {});
+    return done;
+  }
+
+  #check() {
     if (this.stopped) throw new TrunnionError(`the module stopped earlier: ${this.stopped}; load() it again`);
+  }
+
+  /** What an error of the module is thrown as. A trap (memory ran out, a defect) ends the module. */
+  #failure(error) {
+    if (!(error instanceof WebAssembly.RuntimeError) && !(error instanceof Exit) && !(error instanceof RangeError)) return error;
+    this.stopped = error.message;
+    return new TrunnionError(`the module stopped: ${error.message}; load() it again`, { cause: error });
+  }
+
+  /** Calls an exported function that does not wait for WebGPU. */
+  call(name, ...args) {
+    this.#check();
     try {
       return this.exports[name](...args);
     } catch (error) {
-      if (!(error instanceof WebAssembly.RuntimeError) && !(error instanceof Exit) && !(error instanceof RangeError)) throw error;
-      this.stopped = error.message;
-      throw new TrunnionError(`the module stopped: ${error.message}; load() it again`, { cause: error });
+      throw this.#failure(error);
+    }
+  }
+
+  /** Calls a function that computes; only within exclusive(). On any device: memory of WebGPU may be freed in between. */
+  async compute(name, ...args) {
+    if (!this.waits) return this.call(name, ...args);
+    this.#check();
+    try {
+      return await WebAssembly.promising(this.exports[name])(...args);
+    } catch (error) {
+      throw this.#failure(error);
     }
   }
 
@@ -92,15 +125,14 @@ class Calls {
     throw new TrunnionError(this.text(this.call('web_error')) || 'the call failed without an error text');
   }
 
-  checked(name, ...args) {
-    const result = this.call(name, ...args);
+  async checked(name, ...args) {
+    const result = await this.compute(name, ...args);
     return this.check(result, result < 0);
   }
 
-  described(name, ...args) {
-    const address = this.call(name, ...args);
-    return JSON.parse(this.text(this.check(address, address === 0)));
-  }
+  #parsed(address) { return JSON.parse(this.text(this.check(address, address === 0))); }
+  described(name, ...args) { return this.#parsed(this.call(name, ...args)); }
+  async computedDescription(name, ...args) { return this.#parsed(await this.compute(name, ...args)); }
 
   text(address) {
     const bytes = new Uint8Array(this.exports.memory.buffer);
@@ -108,13 +140,13 @@ class Calls {
     return new TextDecoder().decode(bytes.slice(from, bytes.indexOf(0, from)));
   }
 
-  /** Calls use(address) with a copy of the bytes in the module's memory. */
-  with(bytes, use) {
+  /** Calls use(address) with a copy of the bytes in the module's memory; frees it when the promise of `use` ends. */
+  async with(bytes, use) {
     const address = this.call('web_alloc', bytes.length) >>> 0;
     if (address === 0) throw new TrunnionError(`no memory for ${bytes.length} bytes`);
     try {
       new Uint8Array(this.exports.memory.buffer, address, bytes.length).set(bytes);
-      return use(address);
+      return await use(address);
     } finally {
       if (!this.stopped) this.call('web_free', address);
     }
@@ -130,11 +162,13 @@ class Calls {
   }
 
   /** Opens an object from a file; the file stays known to the module as long as the object. */
-  open(name, path, file, ...args) {
+  async open(device, name, path, file, ...args) {
     this.wasi.files.set(`/${path}`, file);
     try {
-      const object = this.withText(path, (address) => this.call(name, address, ...args));
-      return this.check(object, object === 0);
+      return await this.withText(path, (at) => this.withText(device, async (deviceAt) => {
+        const object = await this.compute(name, at, deviceAt, ...args);
+        return this.check(object, object === 0);
+      }));
     } catch (error) {
       this.closeFile(path, file);
       throw error;
@@ -178,31 +212,46 @@ async function nodeFile(path) {
 export class Trunnion {
   #calls;
 
-  constructor(exports, wasi, relaxed) {
-    this.#calls = new Calls(exports, wasi);
+  constructor(exports, wasi, relaxed, whyNoWebGpu) {
+    this.#calls = new Calls(exports, wasi, !whyNoWebGpu);
     this.version = this.#calls.text(exports.web_version());
     this.relaxed = relaxed;
+    this.devices = whyNoWebGpu ? ['cpu'] : ['cpu', 'webgpu'];
+    this.whyNoWebGpu = whyNoWebGpu ?? null;
   }
 
   /** Bytes that the module has taken from the system. */
   get memoryBytes() { return this.#calls.exports.memory.buffer.byteLength; }
 
-  async #open(type, name, source, ...args) {
-    const { file, name: given } = await toFile(source);
-    const path = this.#calls.freePath(given);
-    const object = this.#calls.open(name, path, file, ...args);
-    return new type(this.#calls, object, () => this.#calls.closeFile(path, file));
+  #checkDevice(device) {
+    if (this.devices.includes(device)) return;
+    throw new TrunnionError(device === 'webgpu' ? `webgpu: ${this.whyNoWebGpu}` : `no device '${device}': ${this.devices.join(', ')}`);
   }
 
-  openModel(source, { context = 0 } = {}) { return this.#open(LanguageModel, 'web_chat_open', source, context); }
+  async #open(type, device, name, source, ...args) {
+    this.#checkDevice(device);
+    const { file, name: given } = await toFile(source), calls = this.#calls;
+    return calls.exclusive(async () => {
+      const path = calls.freePath(given), object = await calls.open(device, name, path, file, ...args);
+      return new type(calls, device, object, () => calls.closeFile(path, file));
+    });
+  }
 
-  openOnnx(source) { return this.#open(OnnxModel, 'web_onnx_open', source); }
+  async certify({ device = 'cpu', only = [], sample = 1 } = {}) {
+    this.#checkDevice(device);
+    const calls = this.#calls;
+    return calls.exclusive(() => calls.withText(device, (at) => calls.withText(only.join(), (onlyAt) =>
+      calls.computedDescription('web_certify', at, onlyAt, sample))));
+  }
 
-  async trainDigits(table, { model = 'mlp', seed = 0 } = {}) {
-    const { file, name } = await toFile(table);
-    const path = this.#calls.freePath(name);
-    const object = this.#calls.withText(model, (kind) => this.#calls.open('web_digits_open', path, file, kind, seed));
-    return new DigitsTraining(this.#calls, object, () => this.#calls.closeFile(path, file));
+  async openModel(source, { context = 0, device = 'cpu' } = {}) {
+    return this.#open(LanguageModel, device, 'web_chat_open', source, context);
+  }
+
+  async openOnnx(source, { device = 'cpu' } = {}) { return this.#open(OnnxModel, device, 'web_onnx_open', source); }
+
+  async trainDigits(table, { model = 'mlp', seed = 0, device = 'cpu' } = {}) {
+    return this.#calls.withText(model, (kind) => this.#open(DigitsTraining, device, 'web_digits_open', table, kind, seed));
   }
 }
 
@@ -210,17 +259,21 @@ export class Trunnion {
 class Handle {
   #close;
 
-  constructor(calls, object, close) {
+  constructor(calls, device, object, close) {
     this.calls = calls;
+    this.device = device;
     this.object = object;
     this.#close = close;
   }
 
   /** Frees it; nothing else may be called afterwards. */
-  close() {
+  async close() {
     if (this.object === 0) return;
-    if (!this.calls.stopped) this.calls.call(this.closing, this.object);
+    const { object } = this;
     this.object = 0;
+    await this.calls.exclusive(async () => {
+      if (!this.calls.stopped) await this.calls.compute(this.closing, object);
+    });
     this.#close();
   }
 
@@ -229,6 +282,9 @@ class Handle {
     if (this.object === 0) throw new TrunnionError('it was closed');
     return this.object;
   }
+
+  /** Calls a function of the object that computes; its result, which is negative for a failure. */
+  checked(name, ...args) { return this.calls.exclusive(() => this.calls.checked(name, this.handle, ...args)); }
 }
 
 // ---- language models ------------------------------------------------------------------------------------------------
@@ -263,7 +319,7 @@ export class LanguageModel extends Handle {
   async #generate({ messages, prompt, maxTokens = -1, greedy = false, seed = 0, stop = [], signal, ...sampling }, onText) {
     const options = Object.fromEntries(Object.entries(sampling).map(([name, value]) => [toOption(name), value]));
     const text = JSON.stringify({ messages, prompt, maxTokens, greedy, seed, stop, sampling: options });
-    this.calls.withText(text, (address) => this.calls.checked('web_chat_begin', this.handle, address));
+    await this.calls.withText(text, (address) => this.checked('web_chat_begin', address));
     let answer = '';
     const show = () => {
       const part = this.calls.text(this.calls.call('web_chat_text', this.handle));
@@ -271,10 +327,10 @@ export class LanguageModel extends Handle {
       if (part) onText(part);
     };
     const start = performance.now();
-    while (!signal?.aborted && this.calls.checked('web_chat_prompt', this.handle) > 0) await turn();
+    while (!signal?.aborted && await this.checked('web_chat_prompt') > 0) await turn();
     const begun = performance.now();
     if (!signal?.aborted) {
-      while (this.calls.checked('web_chat_next', this.handle) > 0) {
+      while (await this.checked('web_chat_next') > 0) {
         show();
         await turn();
         if (signal?.aborted) break;
@@ -301,7 +357,7 @@ export class OnnxModel extends Handle {
   get inputs() { return this.#describe().inputs; }
   get outputs() { return this.#describe().outputs; }
 
-  #give(i, input, { data, shape }) {
+  async #give(i, input, { data, shape }) {
     const array = ARRAYS[input.dtype];
     if (!array) throw new TrunnionError(`input '${input.name}' has the type ${input.type}, which is not supported here`);
     if (!(data instanceof array)) throw new TrunnionError(`input '${input.name}' must be a ${array.name}`);
@@ -310,25 +366,29 @@ export class OnnxModel extends Handle {
       throw new TrunnionError(`input '${input.name}': ${data.length} numbers do not make the shape [${shape}]`);
     const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
     const extents = new Uint8Array(Int32Array.from(shape).buffer);
-    this.calls.with(bytes, (at) => this.calls.with(extents, (shapeAt) =>
+    await this.calls.with(bytes, (at) => this.calls.with(extents, (shapeAt) =>
       this.calls.checked('web_onnx_input', this.handle, i, input.dtype, at, shapeAt, shape.length)));
   }
 
-  #take(i) {
-    const { dtype, shape } = this.calls.described('web_onnx_output', this.handle, i);
+  async #take(i) {
+    const { dtype, shape } = await this.calls.computedDescription('web_onnx_output', this.handle, i);
     const array = ARRAYS[dtype], count = shape.reduce((product, extent) => product * extent, 1);
     const address = this.calls.call('web_onnx_data', this.handle) >>> 0;
     const bytes = this.calls.exports.memory.buffer.slice(address, address + count * array.BYTES_PER_ELEMENT);
     return { data: new array(bytes), shape };
   }
 
-  run(inputs) {
+  async run(inputs) {
     for (const name of Object.keys(inputs))
       if (!this.inputs.some((input) => input.name === name))
         throw new TrunnionError(`no input '${name}'; the model has ${this.inputs.map((input) => `'${input.name}'`).join(', ')}`);
-    this.inputs.forEach((input, i) => { if (inputs[input.name]) this.#give(i, input, inputs[input.name]); });
-    this.calls.checked('web_onnx_run', this.handle);
-    return Object.fromEntries(this.outputs.map(({ name }, i) => [name, this.#take(i)]));
+    return this.calls.exclusive(async () => {
+      for (const [i, input] of this.inputs.entries()) if (inputs[input.name]) await this.#give(i, input, inputs[input.name]);
+      await this.calls.checked('web_onnx_run', this.handle);
+      const outputs = {};
+      for (const [i, { name }] of this.outputs.entries()) outputs[name] = await this.#take(i);
+      return outputs;
+    });
   }
 }
 
@@ -338,19 +398,19 @@ export class DigitsTraining extends Handle {
   closing = 'web_digits_close';
   steps = 0;
 
-  step() {
-    const loss = this.calls.checked('web_digits_step', this.handle);
+  async step() {
+    const loss = await this.checked('web_digits_step');
     this.steps++;
     return loss;
   }
 
-  accuracy() { return this.calls.checked('web_digits_accuracy', this.handle); }
+  async accuracy() { return this.checked('web_digits_accuracy'); }
 
-  predict(pixels) {
+  async predict(pixels) {
     if (pixels.length !== 64) throw new TrunnionError(`a digit has 64 pixels, not ${pixels.length}`);
     const bytes = new Uint8Array(Float32Array.from(pixels).buffer);
-    return this.calls.with(bytes, (at) => this.calls.with(new Uint8Array(40), (out) => {
-      this.calls.checked('web_digits_predict', this.handle, at, out);
+    return this.calls.with(bytes, (at) => this.calls.with(new Uint8Array(40), async (out) => {
+      await this.checked('web_digits_predict', at, out);
       return new Float32Array(this.calls.exports.memory.buffer.slice(out, out + 40)); // 10 of 4 bytes
     }));
   }

@@ -3,7 +3,10 @@
  * Numbers are passed as they are, texts as addresses of zero-terminated UTF-8 in memory from web_alloc. Descriptions
  * are returned as JSON in one buffer, which the next description overwrites. Objects are opened by a function that
  * returns NULL on failure; other functions return a negative number. web_error has the text then. Files are those of
- * the WASI functions that the caller provides. */
+ * the WASI functions that the caller provides.
+ *
+ * An object computes on the device that it was opened for, "cpu" or "webgpu". Functions that compute on WebGPU suspend
+ * the module until the browser has answered; no other function that computes may be called meanwhile. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +17,7 @@
 #include "cli/text/sampling.h"
 #include "cli/train/train.h"
 #include "trunnion/backend.h"
+#include "trunnion/certify.h"
 #include "trunnion/onnx.h"
 
 #if defined(__wasm__)
@@ -34,6 +38,20 @@ void web_free(void *p) { free(p); }
 const char *web_error(void) { return tn_error(); }
 const char *web_version(void) { return tn_version(); }
 
+/* Opens the device of an object, and makes it the current one. */
+static tn_status use_device(const char *name, tn_device **out) {
+    tn_status status = tn_device_open(name, NULL, NULL, out);
+    return status == TN_OK ? tn_set_current_device(*out) : status;
+}
+
+/* Before any work of an object: another one may have computed on its own device meanwhile. */
+static void resume_device(tn_device *device) { (void)tn_set_current_device(device); }
+
+static void leave_device(tn_device *device) {
+    (void)tn_set_current_device(NULL);
+    tn_device_close(device);
+}
+
 /* ---- descriptions ------------------------------------------------------------------------------------------------ */
 
 static char *description;
@@ -50,10 +68,45 @@ static FILE *describe(cli_json *j) {
 
 static const char *described(FILE *to) { return fclose(to) == 0 ? description : NULL; }
 
+/* ---- certification ----------------------------------------------------------------------------------------------- */
+
+const char *WEB(web_certify)(const char *device, const char *only, int32_t every);
+
+/* Lists an operation that has failures, or cases that the device does not support. */
+static void list_certified(void *ctx, const tn_certify_op *op, TN_UNUSED int done, TN_UNUSED int total) {
+    int64_t failed = op->forward_failed + op->backward_failed;
+    if (failed || op->skipped)
+        cli_json_write(ctx, "{'name': %s, 'failed': %jd, 'skipped': %jd, 'why': %s}", op->name, (intmax_t)failed,
+                       (intmax_t)op->skipped, op->why);
+}
+
+/* Certifies a device. only: names of operations between commas, "" for all; every: one case in so many. */
+const char *web_certify(const char *device, const char *only, int32_t every) {
+    tn_device *d = NULL;
+    cli_json j;
+    if (use_device(device, &d) != TN_OK) return NULL;
+    FILE *to = describe(&j);
+    tn_certify_counts counts = {.struct_size = sizeof counts};
+    tn_certify_options o = TN_CERTIFY_DEFAULTS;
+    o.only = *only ? only : NULL;
+    o.every = every;
+    o.found = list_certified;
+    o.ctx = &j;
+    if (to) cli_json_write(&j, "{'ops': [");
+    tn_status status = to ? tn_certify(d, &o, &counts) : TN_ERR_MEMORY;
+    leave_device(d);
+    if (!to) return NULL;
+    cli_json_write(&j, "], 'passed': %jd, 'failed': %jd, 'skipped': %jd}", (intmax_t)counts.passed,
+                   (intmax_t)counts.failed, (intmax_t)counts.skipped);
+    const char *text = described(to);
+    return status == TN_OK ? text : NULL;
+}
+
 /* ---- language models --------------------------------------------------------------------------------------------- */
 
 typedef struct chat {
     char *path;
+    tn_device *device;
     tn_llm *model;
     vocabulary words;
     tn_llm_facts facts;
@@ -66,7 +119,7 @@ typedef struct chat {
     size_t given; /* bytes of the answer's text that web_chat_text has returned */
 } chat;
 
-chat *WEB(web_chat_open)(const char *path, int32_t context);
+chat *WEB(web_chat_open)(const char *path, const char *device, int32_t context);
 const char *WEB(web_chat_facts)(const chat *c);
 int32_t WEB(web_chat_begin)(chat *c, const char *request);
 int32_t WEB(web_chat_prompt)(chat *c);
@@ -89,21 +142,24 @@ static void forget_answer(chat *c) {
 
 void web_chat_close(chat *c) {
     if (!c) return;
+    resume_device(c->device);
     forget_answer(c);
     tn_ids_free(&c->prompt);
     vocabulary_close(&c->words);
     tn_llm_close(c->model);
+    leave_device(c->device);
     free(c->path);
     free(c);
 }
 
 /* context: tokens, 0 for the default. */
-chat *web_chat_open(const char *path, int32_t context) {
+chat *web_chat_open(const char *path, const char *device, int32_t context) {
     chat *c = calloc(1, sizeof *c);
     if (c) c->path = strdup(path);
     tn_status status = c && c->path ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = context;
+    if (status == TN_OK) status = use_device(device, &c->device);
     if (status == TN_OK) status = tn_llm_open(path, &o, &c->model);
     if (status == TN_OK) {
         c->facts.struct_size = sizeof c->facts;
@@ -216,6 +272,7 @@ static tn_status begin(chat *c, const tn_json *request) {
 /* Begins an answer. request: {"messages": […] or "prompt": "…", "maxTokens", "greedy", "seed", "sampling", "stop"}. */
 int32_t web_chat_begin(chat *c, const char *request) {
     tn_json_doc *doc = NULL;
+    resume_device(c->device);
     forget_answer(c);
     tn_status status = tn_json_parse(request, strlen(request), &doc);
     if (status == TN_OK) status = begin(c, tn_json_root(doc));
@@ -227,6 +284,7 @@ int32_t web_chat_begin(chat *c, const char *request) {
 int32_t web_chat_prompt(chat *c) {
     int64_t left = (int64_t)c->prompt.count - c->done, n = left < TN_PROMPT_CHUNK ? left : TN_PROMPT_CHUNK;
     if (n <= 0) return 0;
+    resume_device(c->device);
     if (tn_llm_prompt(c->model, c->prompt.data + c->done, n, n == left ? &c->logits : NULL) != TN_OK) return FAILED;
     c->done += n;
     return (int32_t)(left - n);
@@ -239,6 +297,7 @@ int32_t web_chat_next(chat *c) {
         (void)tn_backend_fail(TN_ERR_STATE, "an answer begins with web_chat_begin and the whole prompt");
         return FAILED;
     }
+    resume_device(c->device);
     tn_status status = TN_OK;
     bool goes_on = answer_continues(a);
     if (goes_on && a->ids.count > 0) status = tn_llm_step(a->model, a->ids.data[a->ids.count - 1], &c->logits);
@@ -269,13 +328,14 @@ const char *web_chat_result(const chat *c) {
 /* ---- ONNX models ------------------------------------------------------------------------------------------------- */
 
 typedef struct network {
+    tn_device *device;
     tn_onnx *model;
     int inputs, outputs;
     tn_onnx_value **in, **out;
     void *data; /* of the output that was asked for last */
 } network;
 
-network *WEB(web_onnx_open)(const char *path);
+network *WEB(web_onnx_open)(const char *path, const char *device);
 const char *WEB(web_onnx_describe)(const network *n);
 int32_t WEB(web_onnx_input)(network *n, int32_t i, int32_t dtype, const void *data, const int32_t *shape, int32_t rank);
 int32_t WEB(web_onnx_run)(network *n);
@@ -292,18 +352,21 @@ static void free_values(tn_onnx_value **values, int count) {
 
 void web_onnx_close(network *n) {
     if (!n) return;
+    resume_device(n->device);
     free_values(n->in, n->inputs);
     free_values(n->out, n->outputs);
     free(n->in);
     free(n->out);
     free(n->data);
     tn_onnx_close(n->model);
+    leave_device(n->device);
     free(n);
 }
 
-network *web_onnx_open(const char *path) {
+network *web_onnx_open(const char *path, const char *device) {
     network *n = calloc(1, sizeof *n);
-    tn_status status = n ? tn_onnx_open(path, NULL, &n->model) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    tn_status status = n ? use_device(device, &n->device) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
+    if (status == TN_OK) status = tn_onnx_open(path, NULL, &n->model);
     if (status == TN_OK) {
         n->inputs = tn_onnx_input_count(n->model);
         n->outputs = tn_onnx_output_count(n->model);
@@ -352,6 +415,7 @@ int32_t web_onnx_input(network *n, int32_t i, int32_t dtype, const void *data, c
     }
     for (int32_t k = 0; k < rank; k++)
         extents[k] = shape[k];
+    resume_device(n->device);
     tn_tensor *t = tn_from_data(data, extents, rank, (tn_dtype)dtype);
     tn_onnx_value_free(n->in[i]);
     n->in[i] = t ? tn_onnx_value_tensor(t) : NULL;
@@ -366,6 +430,7 @@ int32_t web_onnx_run(network *n) {
         (void)tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' was not given", info.name);
         return FAILED;
     }
+    resume_device(n->device);
     free_values(n->out, n->outputs);
     tn_status status = tn_onnx_run(n->model, n->in, n->out);
     free_values(n->in, n->inputs);
@@ -374,6 +439,7 @@ int32_t web_onnx_run(network *n) {
 
 /* Describes output i after a run and reads it; its numbers begin at web_onnx_data. */
 const char *web_onnx_output(network *n, int32_t i) {
+    resume_device(n->device);
     tn_tensor *t = i >= 0 && i < n->outputs && n->out[i] ? tn_onnx_value_get(n->out[i]) : NULL;
     cli_json j;
     if (!t) return NULL;
@@ -404,7 +470,7 @@ typedef struct digits_run {
 
 enum { SIDE = 8, PIXELS = SIDE * SIDE, CLASSES = 10 };
 
-digits_run *WEB(web_digits_open)(const char *table, const char *model, int32_t seed);
+digits_run *WEB(web_digits_open)(const char *table, const char *device, const char *model, int32_t seed);
 double WEB(web_digits_step)(digits_run *d);
 double WEB(web_digits_accuracy)(digits_run *d);
 int32_t WEB(web_digits_predict)(digits_run *d, const float *pixels, float *probabilities);
@@ -412,18 +478,20 @@ void WEB(web_digits_close)(digits_run *d);
 
 void web_digits_close(digits_run *d) {
     if (!d) return;
+    resume_device(d->team.devices[0]);
     train_digits.end(d->task);
+    (void)tn_set_current_device(NULL);
     train_close(&d->team);
     free(d);
 }
 
 /* model: "mlp" or "cnn". */
-digits_run *web_digits_open(const char *table, const char *model, int32_t seed) {
+digits_run *web_digits_open(const char *table, const char *device, const char *model, int32_t seed) {
     digits_run *d = calloc(1, sizeof *d);
     tn_status status = d ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     if (status == TN_OK && strcmp(model, "mlp") != 0 && strcmp(model, "cnn") != 0)
         status = tn_backend_fail(TN_ERR_ARGUMENT, "\"%.40s\" is not a network of the digits: mlp, cnn", model);
-    if (status == TN_OK) status = tn_device_open("cpu", NULL, NULL, &d->team.devices[0]);
+    if (status == TN_OK) status = use_device(device, &d->team.devices[0]);
     if (status == TN_OK) {
         d->team.count = 1;
         d->team.options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
@@ -442,6 +510,7 @@ digits_run *web_digits_open(const char *table, const char *model, int32_t seed) 
 double web_digits_step(digits_run *d) {
     int64_t made = 0;
     double loss = 0;
+    resume_device(d->team.devices[0]);
     if (train_digits.advance(d->task, d->step, &made, &loss) != TN_OK) return FAILED;
     d->step += made;
     return loss;
@@ -450,12 +519,14 @@ double web_digits_step(digits_run *d) {
 /* The part of the test's digits that the network recognizes. */
 double web_digits_accuracy(digits_run *d) {
     double right = 0;
+    resume_device(d->team.devices[0]);
     return train_digits.measure(d->task, &right) == TN_OK ? right : -1;
 }
 
 /* The probability of each class for one picture of 8 by 8 numbers from 0 to 1. */
 int32_t web_digits_predict(digits_run *d, const float *pixels, float *probabilities) {
     tn_checkpoint c = {0};
+    resume_device(d->team.devices[0]);
     train_digits.checkpoint(d->task, &c);
     tn_module_train(c.model, false);
     TN_SCOPE;

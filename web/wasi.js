@@ -203,7 +203,8 @@ export class Wasi {
   imports(module) {
     const all = this.functions();
     const found = {};
-    for (const { name } of WebAssembly.Module.imports(module)) {
+    for (const { module: from, name } of WebAssembly.Module.imports(module)) {
+      if (from !== 'wasi_snapshot_preview1') continue;
       const call = all[name] ?? (() => (name.startsWith('path_') ? ROFS : NOTSUP));
       // Addresses from 2 GiB on come as negative numbers.
       found[name] = (...given) => call(...given.map((value) => (typeof value === 'number' ? value >>> 0 : value)));

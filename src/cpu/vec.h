@@ -123,8 +123,9 @@ VEC_INLINE M v_mask_range(int64_t low, int64_t high) {
     return _mm256_andnot_si256(v_mask(low > -1 ? low : 0), v_mask(high > -1 ? high : 0));
 }
 #endif
-VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)(p, m); }
-VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
+/* Untyped, because where `real` may lie at any byte clang warns of these functions, which need no alignment. */
+VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)((const void *)p, m); }
+VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)((void *)p, m, x); }
 
 #else
 

@@ -9,10 +9,10 @@
 #include "trunnion/backend.h"
 
 /* A probe that loads a vendor's code runs in a child process. Apple's frameworks do not work in a forked child, and
- * Windows cannot fork: there it runs in this process. */
+ * Windows and WebAssembly cannot fork: there it runs in this process. */
 #if defined(__APPLE__)
 enum { TN_PROBE_ON_APPLE = 1, TN_PROBE_ISOLATE = 0 };
-#elif defined(_WIN32)
+#elif defined(_WIN32) || defined(__wasm__)
 enum { TN_PROBE_ON_APPLE = 0, TN_PROBE_ISOLATE = 0 };
 #else
 enum { TN_PROBE_ON_APPLE = 0, TN_PROBE_ISOLATE = 1 };

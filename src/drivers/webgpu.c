@@ -1,4 +1,4 @@
-/* webgpu.c — the driver of WebGPU by wgpu-native: probe, memory, kernels and launches.
+/* webgpu.c — the driver of WebGPU by wgpu-native, or by a browser: probe, memory, kernels and launches.
  *
  * A wrong call takes the process down: nothing is called that was not checked before. What the library finds wrong all
  * the same comes by callbacks: to error scopes around whatever is created, else to one place that the next call reads.
@@ -8,7 +8,7 @@
  * buffer begins is added to the kernel's bases.
  *
  * Commands are gathered in an encoder, the parameters of launches on the host; flush() submits both. Everything
- * that waits waits in wait_for(), the one place where a browser's loop of events would be entered. */
+ * that waits waits in wait_for_webgpu(); in a browser the whole module is suspended there until a callback has come. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,9 +43,16 @@ static const tn_symbol symbols[] = {
     CALLS(X)
 #undef X
 };
+#if defined(__wasm__)
+#define LIBRARY "WebGPU"
+static const char INSTALL[] = "use a browser with WebGPU and WebAssembly's JavaScript Promise Integration";
+static const char ADAPTER_FIX[] = "enable hardware acceleration in the browser's settings";
+#else
+#define LIBRARY "wgpu-native"
 static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu contains it)";
-static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
-                                        symbols,       TN_COUNT(symbols),     INSTALL};
+static const char ADAPTER_FIX[] = "install your GPU's Vulkan driver: see the line of vulkan";
+#endif
+static const tn_library_spec library = {LIBRARY, "TRUNNION_WEBGPU_LIB", names, symbols, TN_COUNT(symbols), INSTALL};
 
 static uint32_t wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
 
@@ -56,18 +63,28 @@ static const char *missing_call(void) {
     return NULL;
 }
 
+static bool open_library(tn_reason *why) {
+#if defined(__wasm__)
+    (void)why;
+    tn_wg_import();
+    return true;
+#else
+    return tn_library_open(&library, why);
+#endif
+}
+
 /* Opens the library once a process; hal probes and opens under one lock. A probe's own process looks anew. */
 static bool wg_load(bool anew, tn_reason *why) {
     static bool loaded;
     if (loaded && !anew) return true;
     loaded = false;
-    if (!tn_library_open(&library, why)) return false;
+    if (!open_library(why)) return false;
     const char *missing = missing_call();
     if (tn_wg_gpu.GetVersion && wg_major_version() < OLDEST)
-        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", wg_major_version(),
+        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, LIBRARY " %u.%u is older than %d", wg_major_version(),
                       tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
     else if (missing)
-        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native lacks %s", missing);
+        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, LIBRARY " lacks %s", missing);
     else
         loaded = true;
     return loaded;
@@ -137,13 +154,12 @@ static void wg_probe(tn_probe *out) {
     }
     if (instance) tn_wg_gpu.InstanceRelease(instance);
     if (!instance)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native returned no instance");
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, LIBRARY " returned no instance");
     else if (found == 0 && !tn_probe_render_denied(out))
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, "install your GPU's Vulkan driver: see the line of vulkan",
-                        "wgpu-native is running, but it found no adapter");
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, ADAPTER_FIX, LIBRARY " is running, but it found no adapter");
     else if (found > MOST)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", "wgpu-native lists %zu adapters; at most %d are supported",
-                        found, MOST);
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", LIBRARY " lists %zu adapters; at most %d are supported", found,
+                        MOST);
 }
 
 static void wg_watch(tn_watch_add *add, void *ctx) { tn_probe_watch_vulkan(&library, add, ctx); }
@@ -159,7 +175,7 @@ static tn_status wg_find(void *instance, int index, void **out) {
         else
             tn_wg_gpu.AdapterRelease(adapters[i]);
     }
-    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "webgpu:%d does not exist; wgpu-native finds %zu", index, found);
+    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "webgpu:%d does not exist; " LIBRARY " finds %zu", index, found);
 }
 
 /* ==== the driver ================================================================================================== */
@@ -499,11 +515,12 @@ static void module_free(void *device, void *module) {
 /* What the library would refuse only when a pipeline is made, or a launch encoded. */
 static tn_status check_limits(const wg_device *d, const tn_code *code) {
     const wgpu_limits *l = &d->limits;
+    const uint64_t params = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES;
     const tn_code_limits most = {.group = {l->group_x, l->group_y, l->group_z},
                                  .group_items = l->group_items,
                                  .buffers = (uint32_t)d->bind.most,
                                  .local_bytes = l->group_storage,
-                                 .params_bytes = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES};
+                                 .params_bytes = (size_t)params};
     return tn_code_check(d->lost_state.id, code, &most);
 }
 
@@ -858,7 +875,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS || !d->limits.groups ||
         tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not report what the adapter is; %s", d->lost_state.id,
+        return tn_fail(TN_ERR_DEVICE, "%s: " LIBRARY " does not report what the adapter is; %s", d->lost_state.id,
                        TN_ADVICE_UPDATE);
     char name[64], driver[64];
     wg_text(name, sizeof name, info.device);
@@ -867,7 +884,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     d->software = info.type == ADAPTER_CPU;
     if (d->software) d->room.total = tn_host_memory_now().total;
     uint32_t version = tn_wg_gpu.GetVersion();
-    snprintf(d->version, sizeof d->version, "wgpu-native %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
+    snprintf(d->version, sizeof d->version, LIBRARY " %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
              version >> 8 & 255, version & 255, name, driver);
     const wgpu_device_descriptor descriptor = {
         .limits = &d->limits,
@@ -917,7 +934,7 @@ static tn_status device_start(wg_device *d, int index) {
                           .written = (const bool[]){true, false}};
     d->instance = tn_wg_gpu.CreateInstance(NULL);
     if (!d->instance)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native returned no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
+        return tn_fail(TN_ERR_DEVICE, "%s: " LIBRARY " returned no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
     TRY(wg_find(d->instance, index, &adapter));
     tn_status s = request_device(d, adapter);
     tn_wg_gpu.AdapterRelease(adapter);

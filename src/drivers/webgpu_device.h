@@ -20,6 +20,9 @@ typedef struct wg_calls {
 } wg_calls;
 extern wg_calls tn_wg_gpu;
 
+/* Sets them to the functions that a browser's page provides (webgpu_browser.c). */
+void tn_wg_import(void);
+
 /* ==== a device ==================================================================================================== */
 
 enum {

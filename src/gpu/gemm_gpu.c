@@ -24,11 +24,11 @@ typedef struct tile {
 } tile;
 
 /* The rules choose among the first ones, from the largest; few rows of A use the flat one. Found by measurement on a
- * software device; the others are for tuning. */
-enum { LARGE, SMALL, FLAT };
+ * software device; the others are for tuning. The brief one is for devices whose fma is a function of fifty lines. */
+enum { LARGE, SMALL, FLAT, BRIEF = 8 };
 static const tile tiles[] = {[LARGE] = {16, 16, 4, 4, 16}, [SMALL] = {8, 8, 4, 4, 16}, [FLAT] = {4, 16, 1, 4, 16},
                              {16, 16, 8, 4, 16},           {8, 16, 8, 4, 16},          {8, 8, 8, 8, 16},
-                             {16, 16, 4, 4, 32},           {16, 16, 2, 2, 16}};
+                             {16, 16, 4, 4, 32},           {16, 16, 2, 2, 16},         [BRIEF] = {16, 16, 1, 1, 16}};
 enum { FLAT_ROWS = 8, MOST_OWN = 64, MOST_PLACES = 4, UNROLLED = 4 };
 
 static int gemm_rows_of(const tile *t) { return t->iy * t->tm; }
@@ -49,6 +49,7 @@ static bool tile_fits(const tile *t, const tn_gemm_shape *s, const tn_group_limi
 
 /* -1: none fits. */
 static int tile_by_rule(const tn_gemm_shape *s, const tn_group_limits *limits) {
+    if (limits->long_fma && tile_fits(&tiles[BRIEF], s, limits)) return BRIEF;
     if (s->m <= FLAT_ROWS && tile_fits(&tiles[FLAT], s, limits)) return FLAT;
     bool large = s->m > gemm_rows_of(&tiles[LARGE]) / 2 && s->n > gemm_columns_of(&tiles[LARGE]) / 2;
     if (large && tile_fits(&tiles[LARGE], s, limits)) return LARGE;

@@ -20,6 +20,7 @@ typedef struct tn_group_limits {
     int64_t subgroup;   /* items of one */
     uint32_t matrix;    /* TN_MATRIX_… of tn_caps */
     int64_t processors; /* that run workgroups side by side; 0: unknown */
+    bool long_fma;      /* each fma in the text becomes much code: few of them */
 } tn_group_limits;
 
 /* A program that was made, with the sizes of its launch. */

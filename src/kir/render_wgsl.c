@@ -5,6 +5,8 @@
  * convert elements to words and back. If elements are smaller, several items may store into one word; a store then xors
  * the bits that differ atomically, which leaves the neighbours' unchanged.
  *
+ * WGSL wants parentheses where operators on bits are mixed; naga, of wgpu-native, does without, browsers do not.
+ *
  * Functions of kir_math.h are not written, because programs come without them (legal.c). Infinities and NaN are made at
  * run time, because constants must be finite. */
 #include <stdio.h>
@@ -86,7 +88,7 @@ static void put_accessors(render *r, int b, const char *read, const char *put, c
     if (k)
         kir_render_put(r,
                        "let at = u32(i >> %du); let s = (u32(i) & %uu) * %du; "
-                       "%sat, ((%sat) >> s ^ %s) & %uu) << s); }\n",
+                       "%sat, (((%sat) >> s) ^ (%s)) & %uu) << s); }\n",
                        k->shift, (1U << k->shift) - 1, k->bits, flip, read, k->write, (1U << k->bits) - 1);
     else
         kir_render_put(r, "%su32(i), bitcast<u32>(v)); }\n", put);
@@ -130,7 +132,7 @@ static const char FUNCTIONS[] =
     "fn kir_min_u32(a: u32, b: u32) -> u32 { return min(a, b); }\n"
     "fn to_bf16(x: f32) -> u32 {\n"
     "    let u = bitcast<u32>(x);\n"
-    "    return select(u >> 16u | 64u, (u + 0x7fffu + (u >> 16u & 1u)) >> 16u, is_number(x));\n"
+    "    return select((u >> 16u) | 64u, (u + 0x7fffu + ((u >> 16u) & 1u)) >> 16u, is_number(x));\n"
     "}\n";
 
 /* Does nothing, but only the high word of a base, which is 0, shows that. */

@@ -38,7 +38,8 @@ static tn_group_limits limits_of(const tn_device *d) {
                              .local_bytes = d->caps.shared_memory,
                              .subgroup = d->caps.subgroup,
                              .matrix = d->caps.matrix,
-                             .processors = d->caps.processors};
+                             .processors = d->caps.processors,
+                             .long_fma = d->caps.code == TN_CODE_WGSL && !(d->caps.features & TN_WGSL_FUSED)};
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -527,12 +528,9 @@ static tn_status make_dense(workgroup_kernel *t, tn_workgroup_program *out) {
     return tn_dense_workgroup(&s, &limits, &callbacks, out);
 }
 
-/* Where fma is emulated by an integer function, a compiler takes minutes (wgpu-native on llvmpipe). */
-static bool too_long_for(const tn_caps *c) { return c->code == TN_CODE_WGSL && !(c->features & TN_WGSL_FUSED); }
-
 static bool takes_dense(const tn_node *n, const tn_group_limits *limits) {
     tn_dense_shape s = dense_shape(n);
-    if (too_long_for(&n->device->caps)) return false;
+    if (limits->long_fma) return false; /* a compiler takes minutes (wgpu-native on llvmpipe) */
     return tn_node_numel(n) > 0 && s.keys > 0 && s.width > 0 && tn_dense_workgroup_fits(&s, limits);
 }
 

@@ -37,13 +37,13 @@ for (const relaxed of hasFusedSimd() ? [false, true] : [false]) {
   await test(`digits, ${kind}: losses are those of the command`, async () => {
     const expected = JSON.parse(digitsJson), run = await trunnion.trainDigits(at('digits.csv'), { seed: 7 });
     let loss;
-    for (let i = 0; i < expected.steps; i++) loss = run.step();
+    for (let i = 0; i < expected.steps; i++) loss = await run.step();
     assert.equal(loss, expected.final_loss);
-    assert.equal(run.accuracy(), expected.metric);
-    const chances = run.predict(new Float32Array(64));
+    assert.equal(await run.accuracy(), expected.metric);
+    const chances = await run.predict(new Float32Array(64));
     assert.ok(Math.abs(chances.reduce((a, b) => a + b) - 1) < 1e-5, `probabilities ${chances}`);
     await refuses(() => run.predict([1, 2]), /64 pixels, not 2/);
-    run.close();
+    await run.close();
     await refuses(() => run.step(), /closed/);
     await refuses(() => trunnion.trainDigits(at('digits.csv'), { model: 'rnn' }), /mlp, cnn/);
     await refuses(() => trunnion.trainDigits(new TextEncoder().encode('1,2\n')), /line 1/);
@@ -55,6 +55,9 @@ for (const relaxed of hasFusedSimd() ? [false, true] : [false]) {
     await refuses(() => trunnion.openModel('/nonexistent.gguf'), /cannot open '\/nonexistent.gguf'/);
     await refuses(() => trunnion.openOnnx(new TextEncoder().encode('no protobuf at all')), /byte|protobuf|ONNX/i);
     await refuses(() => trunnion.openOnnx(42), /a source is/);
+    assert.deepEqual(trunnion.devices, ['cpu']);
+    await refuses(() => trunnion.openOnnx(new Uint8Array(1), { device: 'webgpu' }), /webgpu: .*no WebGPU/);
+    await refuses(() => trunnion.openOnnx(new Uint8Array(1), { device: 'cuda' }), /no device 'cuda': cpu/);
   });
 
   if (process.env.NETWORK) {
@@ -62,15 +65,15 @@ for (const relaxed of hasFusedSimd() ? [false, true] : [false]) {
       const network = await trunnion.openOnnx(process.env.NETWORK);
       assert.deepEqual(network.inputs.map(({ name, type, shape }) => [name, type, shape]), [['picture', 'FLOAT', [1, 3, 8, 8]]]);
       const data = new Float32Array(192).fill(0, 64).fill(1, 0, 64);
-      const { chances } = network.run({ picture: { data, shape: [1, 3, 8, 8] } });
+      const { chances } = await network.run({ picture: { data, shape: [1, 3, 8, 8] } });
       assert.deepEqual(chances.shape, [1, 3]);
       assert.ok(chances.data[0] > 0.9, `red gets ${chances.data}`);
       await refuses(() => network.run({}), /input 'picture' was not given/);
       await refuses(() => network.run({ image: { data, shape: [192] } }), /no input 'image'; the model has 'picture'/);
       await refuses(() => network.run({ picture: { data: [1], shape: [1] } }), /must be a Float32Array/);
       await refuses(() => network.run({ picture: { data, shape: [1, 3, 8, 9] } }), /192 numbers do not make the shape/);
-      network.close();
-      network.close();
+      await network.close();
+      await network.close();
     });
   }
 
@@ -106,22 +109,23 @@ for (const relaxed of hasFusedSimd() ? [false, true] : [false]) {
       const busy = model.generate({ prompt: PROMPT, maxTokens: 2, greedy: true });
       await refuses(() => model.generate({ prompt: PROMPT }), /another answer/);
       await busy;
-      model.close();
+      await model.close();
     });
   }
 }
 
 await test('addresses beyond 2 GiB', async () => {
   const { Wasi } = await import(pathToFileURL(path.resolve(at('wasi.js'))));
+  const { WebGpu } = await import(pathToFileURL(path.resolve(at('webgpu.js'))));
   const packed = new Blob([fs.readFileSync(at('trunnion.wasm.gz'))]).stream().pipeThrough(new DecompressionStream('gzip'));
   const module = await WebAssembly.compile(await new Response(packed).arrayBuffer()), wasi = new Wasi();
-  const { exports } = await WebAssembly.instantiate(module, wasi.imports(module));
+  const { exports } = await WebAssembly.instantiate(module, { ...wasi.imports(module), ...new WebGpu().imports() });
   wasi.memory = exports.memory;
   exports._initialize();
   for (let i = 0; i < 3; i++) assert.notEqual(exports.web_alloc(800 << 20), 0);
-  const trunnion = new others.Trunnion(exports, wasi, false), run = await trunnion.trainDigits(at('digits.csv'), { seed: 7 });
-  assert.ok(run.step() > 0);
-  assert.equal(run.predict(new Float32Array(64)).length, 10);
+  const trunnion = new others.Trunnion(exports, wasi, false, 'not asked for'), run = await trunnion.trainDigits(at('digits.csv'), { seed: 7 });
+  assert.ok(await run.step() > 0);
+  assert.equal((await run.predict(new Float32Array(64))).length, 10);
   await refuses(() => trunnion.openModel(new Uint8Array(100).fill(65)), /'memory': byte 0.*not a GGUF file/);
   assert.ok(trunnion.memoryBytes > 2 ** 31);
 });

@@ -28,6 +28,7 @@ STEPS = 40
 PROMPT = "Once upon a time, the"
 MESSAGE = "Name three colors."
 ANSWER_TOKENS = 24
+GPU_OPS = ["add", "mul", "exp", "matmul", "softmax", "layer_norm", "sum", "gather", "cross_entropy"]
 PATIENCE = 300_000  # milliseconds; the page computes on a busy machine
 
 
@@ -280,13 +281,50 @@ class Person:
                 const table = await (await fetch('/trunnion/digits.csv')).arrayBuffer();
                 const run = await trunnion.trainDigits(table, { seed: 7 });
                 let loss;
-                for (let i = 0; i < steps; i++) loss = run.step();
+                for (let i = 0; i < steps; i++) loss = await run.step();
                 return [loss, true];
             }""", [relaxed, STEPS])
             if not fused:
                 print("skipped: this browser on this processor has no fused relaxed SIMD")
                 continue
             assert loss == expected["final_loss"], f"relaxed {relaxed}: loss {loss}, of the command {expected['final_loss']}"
+
+    def tries_webgpu(self):
+        """The module waits for the browser's WebGPU: operations, a training, and a network that moves to the GPU."""
+        self.tab("train")
+        if self.page.locator("#device option[value=webgpu]").is_disabled():
+            print("skipped:", self.page.inner_text("#device option[value=webgpu]"))
+            return
+        found = self.page.evaluate("""async (only) => {
+            const { load } = await import('/trunnion/trunnion.js');
+            const lines = [], trunnion = await load({ onLine: (line) => lines.push(line) });
+            const found = await trunnion.certify({ device: 'webgpu', only, sample: 8 });
+            const table = await (await fetch('/trunnion/digits.csv')).arrayBuffer(), losses = [];
+            for (const device of trunnion.devices) {
+                const run = await trunnion.trainDigits(table, { seed: 7, device });
+                losses.push([await run.step(), await run.step(), await run.step()]);
+                await run.close();
+            }
+            return { ...found, losses, refused: lines.filter((line) => line.includes('rejected')) };
+        }""", GPU_OPS)
+        print(f"ran on: webgpu: the browser's, on SwiftShader; {found['passed']} cases passed, {found['failed']} failed; "
+              f"losses of cpu and webgpu {found['losses']}")
+        assert found["passed"] > 40 and found["failed"] == 0, f"operations on WebGPU: {found['ops']}"
+        assert not found["refused"], f"the browser's compiler refused a kernel: {found['refused']}"
+        for cpu, gpu in zip(*found["losses"]):
+            assert abs(cpu - gpu) <= 1e-5 * abs(cpu), f"losses {found['losses']}"
+        self.tab("classify")
+        network(self.folder / "moving.onnx")
+        self.page.select_option("#scaling", "unit")
+        self.drops("network-drop", "moving.onnx", (self.folder / "moving.onnx").read_bytes())
+        self.drops("picture-drop", "green.png", png((0, 200, 0)))
+        self.until("document.querySelector('#classes li')?.textContent.startsWith('class 1')")
+        before = self.text("classes")
+        self.page.evaluate("document.getElementById('classes').replaceChildren()")
+        self.page.select_option("#device", "webgpu")
+        self.until("document.querySelector('#classes li')?.textContent.startsWith('class 1')")
+        assert self.text("classes") == before, f"the GPU says {self.text('classes')}, the processor {before}"
+        self.page.select_option("#device", "cpu")
 
     def tries_a_broken_file(self):
         self.tab("chat")
@@ -391,10 +429,11 @@ def test_page(command, folder, picture):
     passed, failed, skipped = 0, 0, 0
     with sync_playwright() as play:
         context = play.chromium.launch_persistent_context(str(folder / "profile"), executable_path=browser, headless=True,
-                                                          viewport={"width": 820, "height": 720}, args=["--no-sandbox"])
+                                                          viewport={"width": 820, "height": 720},
+                                                          args=["--no-sandbox", "--enable-unsafe-webgpu"])
         print(f"ran on: cpu: WebAssembly in Chromium {context.browser.version if context.browser else ''}".rstrip())
         person = Person(context, f"http://localhost:{server.server_address[1]}/", command, folder, picture)
-        tests = [person.tries_training, person.tries_bits, person.tries_a_broken_file, person.tries_classifying]
+        tests = [person.tries_training, person.tries_bits, person.tries_webgpu, person.tries_a_broken_file, person.tries_classifying]
         if smollm2.is_there():
             tests += [person.tries_chatting, person.tries_reloading]
         else:

@@ -180,15 +180,17 @@ async function classify() {
   $('classify-speed').textContent = `computed in ${(1000 * result.seconds).toFixed(0)} ms`;
 }
 
-takesFile('network-drop', 'network-file', async (file) => {
+async function openNetwork(name, file) {
   network = null;
-  $('network-state').textContent = `Reading ${file.name} …`;
+  $('network-state').textContent = `Reading ${name} …`;
   const opened = await attempt('classify-error', () => ask('openNetwork', file));
   $('network-state').textContent = opened ? `${opened.name}: pictures of ${opened.width} by ${opened.height} pixels` : 'No model is open.';
   if (!opened) return;
   network = opened;
-  classify();
-});
+  await classify();
+}
+
+takesFile('network-drop', 'network-file', (file) => openNetwork(file.name, file));
 
 takesFile('picture-drop', 'picture-file', (file) => attempt('classify-error', async () => {
   picture = await createImageBitmap(file).catch(() => { throw new Error(`'${file.name}' is not a picture that this browser reads`); });
@@ -298,11 +300,27 @@ $('clear').addEventListener('click', () => {
   $('guess').replaceChildren();
 });
 
+// ---- what computes --------------------------------------------------------------------------------------------------
+
+/** Says whether WebGPU can be chosen, and else why not. */
+function offerDevices({ devices, whyNoWebGpu }) {
+  const option = $('device').querySelector('[value=webgpu]');
+  option.disabled = !devices.includes('webgpu');
+  if (option.disabled) option.textContent += `: ${whyNoWebGpu}`;
+}
+
+$('device').addEventListener('change', () => attempt('chat-error', async () => {
+  const open = await ask('use', $('device').value);
+  if (open.model) await openWith(open.model, 'openModelAgain');
+  if (open.network) await openNetwork(open.network);
+}));
+
 // ---- beginning ------------------------------------------------------------------------------------------------------
 
 const engine = await attempt('chat-error', () => ask('begin'));
 if (engine) {
   $('engine').textContent = `Version ${engine.version}, ${engine.relaxed ? 'relaxed SIMD' : 'SIMD128'}.`;
+  offerDevices(engine);
   // Keeps the page's own files, so that it opens without a network.
   const module = engine.relaxed ? 'trunnion-relaxed.wasm.gz' : 'trunnion.wasm.gz';
   navigator.serviceWorker?.register(`offline.js?module=trunnion/${module}`).catch((error) => console.warn(error));

@@ -6,7 +6,7 @@ import { load } from './trunnion/trunnion.js';
 
 const FOLDER = 'models'; // of the origin private file system
 const PIECE = 16 << 20; // bytes that are copied at once
-let trunnion, model, network, layout, training, stopper;
+let trunnion, device = 'cpu', model, modelFile, network, networkFile, layout, training, stopper;
 
 // ---- models that the browser keeps ----------------------------------------------------------------------------------
 
@@ -49,9 +49,10 @@ async function keepModel(file, onPart) {
 // ---- tasks ----------------------------------------------------------------------------------------------------------
 
 async function openModel(file) {
-  model?.close();
-  model = null;
-  model = await trunnion.openModel(file, { context: 2048 });
+  await model?.close();
+  model = modelFile = null;
+  model = await trunnion.openModel(file, { context: 2048, device });
+  modelFile = file;
   return { file: file.name, ...model.facts };
 }
 
@@ -88,8 +89,17 @@ const tasks = {
   async begin() {
     trunnion = await load({ onLine: (line) => console.warn(line) });
     const file = await storedModel();
-    return { version: trunnion.version, relaxed: trunnion.relaxed, stored: file ? { name: file.name, size: file.size } : null };
+    const { version, relaxed, devices, whyNoWebGpu } = trunnion;
+    return { version, relaxed, devices, whyNoWebGpu, stored: file ? { name: file.name, size: file.size } : null };
   },
+
+  /** What computes from now on; says which models are open and must be opened anew. */
+  use(name) {
+    device = name;
+    return { model: modelFile?.name, network: networkFile?.name };
+  },
+
+  openModelAgain: () => openModel(modelFile),
 
   async openStored() {
     const file = await storedModel();
@@ -115,23 +125,25 @@ const tasks = {
     return model.generate({ ...request, signal: stopper.signal }, (text) => tell({ text }));
   },
 
-  async openNetwork(file) {
-    network?.close();
-    network = null;
-    const opened = await trunnion.openOnnx(file);
+  async openNetwork(given) {
+    const file = given ?? networkFile;
+    await network?.close();
+    network = networkFile = null;
+    const opened = await trunnion.openOnnx(file, { device });
     try {
       layout = layoutOf(opened);
     } catch (error) {
-      opened.close();
+      await opened.close();
       throw error;
     }
     network = opened;
+    networkFile = file;
     return { name: file.name, height: layout.height, width: layout.width };
   },
 
-  classify({ values, top }) {
+  async classify({ values, top }) {
     const start = performance.now();
-    const out = network.run({ [network.inputs[0].name]: pictureInput(layout, values) });
+    const out = await network.run({ [network.inputs[0].name]: pictureInput(layout, values) });
     const seconds = (performance.now() - start) / 1000;
     const chances = probabilities(out[network.outputs[0].name].data);
     const best = chances.map((chance, index) => ({ index, chance })).sort((a, b) => b.chance - a.chance).slice(0, top);
@@ -142,23 +154,23 @@ const tasks = {
     stopper = new AbortController();
     const { signal } = stopper;
     const table = await (await fetch('trunnion/digits.csv')).arrayBuffer();
-    training?.close();
+    await training?.close();
     training = null;
-    const run = await trunnion.trainDigits(table, { model: name, seed });
+    const run = await trunnion.trainDigits(table, { model: name, seed, device });
     training = run;
     const start = performance.now();
     let shown = 0;
     for (let step = 1; step <= steps && !signal.aborted; step++) {
-      const loss = run.step(), last = step === steps;
+      const loss = await run.step(), last = step === steps;
       if (performance.now() - shown < 100 && !last) continue;
       shown = performance.now();
-      tell({ step, loss, accuracy: run.accuracy(), seconds: (shown - start) / 1000 });
+      tell({ step, loss, accuracy: await run.accuracy(), seconds: (shown - start) / 1000 });
       await new Promise((done) => setTimeout(done, 0)); // messages are handled
     }
-    return { steps: run.steps, accuracy: run.accuracy() };
+    return { steps: run.steps, accuracy: await run.accuracy() };
   },
 
-  guess(pixels) { return training ? Array.from(training.predict(pixels)) : null; },
+  async guess(pixels) { return training ? Array.from(await training.predict(pixels)) : null; },
 
   stop() { stopper?.abort(); },
 };
