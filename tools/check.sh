@@ -135,7 +135,7 @@ llm-all   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/
 surroundings-all | check-all | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/surroundings.py $BUILD
 languages-all | check-all | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
 cross     | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/cross.py --check $BUILD --part $((SEED / 30000))
-web       | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/web.py $BUILD
+web       | check-all | 1200 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/web.py $BUILD
 bare      | check-all | 2700 | tools/checks/bare.sh
 onnx-all  | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
 rendered-all | check-all | 600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all \$(amount 50) $SEED

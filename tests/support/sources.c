@@ -13,12 +13,24 @@ static void write_text(const char *path, const kir_rendering *k) {
     assert_int_equal(fclose(f), 0);
 }
 
+/* For compilers of browsers (tools/checks/web.py); what WGSL cannot say is left out. */
+static void write_wgsl(const char *folder, const char *name, const kir_program *p) {
+    char path[512];
+    kir_rendering k;
+    kir_target t = {.dialect = &kir_dialect_wgsl, .group_size = GROUP, .index32 = true};
+    if (kir_render(p, &t, &k) != TN_OK) return;
+    snprintf(path, sizeof path, "%s/%s.wgsl", folder, name);
+    write_text(path, &k);
+    kir_rendering_free(&k);
+}
+
 void sources_write(const char *folder, const char *name, const kir_program *p) {
     static const struct {
         const kir_dialect *dialect;
         const char *end;
     } kinds[] = {{&kir_dialect_cuda, "cu"}, {&kir_dialect_hip, "hip"}};
     bool wide = kir_lanes(p) == KIR_WIDE;
+    write_wgsl(folder, name, p);
     for (size_t i = 0; i < TN_COUNT(kinds); i++) {
         bool cuda = kinds[i].dialect == &kir_dialect_cuda;
         /* CUDA has subgroups of 32, and alone wide matrices and shortened f32 */

@@ -289,6 +289,30 @@ class Person:
                 continue
             assert loss == expected["final_loss"], f"relaxed {relaxed}: loss {loss}, of the command {expected['final_loss']}"
 
+    def tries_kernel_texts(self):
+        """The browser's compiler accepts kernels in WGSL: the tests' cases, random programs, and all templates."""
+        if self.page.locator("#device option[value=webgpu]").is_disabled():
+            print("skipped:", self.page.inner_text("#device option[value=webgpu]"))
+            return
+        folder = self.folder / "texts"
+        folder.mkdir()
+        for test, *count in (("test_render", "30"), ("test_workgroup_kernels",)):
+            subprocess.run([self.command.program.with_name(test), "--sources", folder, *count], check=True, capture_output=True)
+        texts = {path.name: path.read_text() for path in sorted(folder.glob("*.wgsl"))}
+        refused = self.page.evaluate("""async (texts) => {
+            const adapter = await navigator.gpu.requestAdapter(), device = await adapter.requestDevice(), refused = [];
+            for (const [name, code] of Object.entries(texts)) {
+                device.pushErrorScope('validation');
+                const { messages } = await device.createShaderModule({ code }).getCompilationInfo();
+                const error = await device.popErrorScope(), first = messages.find((message) => message.type === 'error');
+                if (error || first) refused.push(`${name}:${first?.lineNum}: ${first?.message ?? error.message}`);
+            }
+            return refused;
+        }""", texts)
+        assert len(texts) > 150, f"only {len(texts)} kernels were written"
+        assert not refused, f"{len(refused)} of {len(texts)} kernels are refused: {refused[:3]}"
+        print(f"page: {len(texts)} kernels in WGSL are accepted")
+
     def tries_webgpu(self):
         """The module waits for the browser's WebGPU: operations, a training, and a network that moves to the GPU."""
         self.tab("train")
@@ -433,7 +457,7 @@ def test_page(command, folder, picture):
                                                           args=["--no-sandbox", "--enable-unsafe-webgpu"])
         print(f"ran on: cpu: WebAssembly in Chromium {context.browser.version if context.browser else ''}".rstrip())
         person = Person(context, f"http://localhost:{server.server_address[1]}/", command, folder, picture)
-        tests = [person.tries_training, person.tries_bits, person.tries_webgpu, person.tries_a_broken_file, person.tries_classifying]
+        tests = [person.tries_training, person.tries_bits, person.tries_kernel_texts, person.tries_webgpu, person.tries_a_broken_file, person.tries_classifying]
         if smollm2.is_there():
             tests += [person.tries_chatting, person.tries_reloading]
         else:
