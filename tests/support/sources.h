@@ -5,7 +5,8 @@
 
 #include "kir/kir.h"
 
-/* Writes the program as FOLDER/NAME.cu and NAME.hip, with indices of 32 bits and of 64 (NAME-64.cu), and as NAME.wgsl. */
+/* Writes the program as FOLDER/NAME.cu and NAME.hip, with indices of 32 bits and of 64 (NAME-64.cu), and, if WGSL can
+ * say it, as NAME.wgsl. */
 void sources_write(const char *folder, const char *name, const kir_program *p);
 
 /* A far_loaded (far_driver.h) that writes each program once into the folder of sources_begin. */
