@@ -2,9 +2,9 @@
 
 The compiler is the package `ziglang`, which compiles C for every target without further files; it and `wasmtime` go
 into .deps/cross. A target is built in build-TARGET. With --check the command of each target runs: Linux programs under
-QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation, train to the same bits and generate the
-same tokens as BUILD, the command of this machine; the kernels' tests run on each kind of ARM64 processor. What cannot
-run here is built and reported as compiled only.
+QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation, train to the same bits, pass the same
+ONNX node cases and generate the same tokens as BUILD, the command of this machine; the kernels' tests run on each kind
+of ARM64 processor. What cannot run here is built and reported as compiled only.
 
 Without TARGET all of them, or with --part a third; `cross.py --list` names them. docs/platforms.md says what ran where.
 """
@@ -266,6 +266,7 @@ def test_engine(target, program):
 
 
 TRAININGS = (("mlp", 40), ("cnn", 6))  # networks of `trunnion train digits`, and their steps
+IMAGE_CASES = 4  # of ONNX, that decode PNG and JPEG
 NETWORK = ROOT / "tests" / "corpus" / "onnx" / "mlp.onnx"
 
 
@@ -280,10 +281,31 @@ def results(*command):
             limited([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", path,
                      "--data", digits.cache_folder() / "data" / "digits.csv", "--json"], stdout=subprocess.DEVNULL)
             checkpoints.append(path.read_bytes())
+        path = pathlib.Path(folder) / "cartpole"
+        limited([*command, "train", "cartpole", "--steps", "4", "--save", path, "--device", "cpu", "--json"], stdout=subprocess.DEVNULL)
+        checkpoints.append(path.read_bytes())
         outputs = pathlib.Path(folder) / "выход"
         limited([*command, "run", NETWORK, "--random", "-o", outputs, "--device", "cpu"], stdout=subprocess.DEVNULL)
         checkpoints += [path.read_bytes() for path in sorted(outputs.iterdir())]
     return certified.split(": ")[-1], checkpoints
+
+
+@functools.cache
+def node_cases(*command):
+    """Counts of the ONNX node cases that pass, fail and are skipped, and the names of those that fail."""
+    error, printed = attempt([*command, "onnx-test", onnx_nodes.find_cases(), "--device", "cpu"])
+    counts = re.findall(r"(\d+) (?:passed|failed|skipped)", printed.splitlines()[-1] if printed else "")
+    return [int(count) for count in counts] or error, re.findall(r"^failed  (\w+)", printed, re.M)
+
+
+def test_nodes(target, program, native):
+    """Runs the ONNX node cases: those fail that fail here, and only what needs libraries (for images) is skipped; what is wrong."""
+    if not onnx_nodes.find_cases():
+        return []
+    (here, here_failed), (there, there_failed) = node_cases(native), node_cases(*launcher(target), program)
+    print(f"{target.name}: ONNX node cases: {there}, on this machine {here}", flush=True)
+    right = isinstance(there, list) and here_failed == there_failed and there[2] - here[2] <= IMAGE_CASES
+    return [] if right else [f"ONNX node cases: {there}, failed {there_failed}; on this machine {here}, failed {here_failed}"]
 
 
 @functools.cache
@@ -302,7 +324,7 @@ def check(target, program, native):
         wrong.append(f"certify: {there}; on this machine {here}")
     if len(here_bits) != len(there_bits):
         wrong.append(f"run {NETWORK.name}: {len(there_bits)} files, on this machine {len(here_bits)}")
-    names = [f"digits ({model}, {steps} steps)" for model, steps in TRAININGS] + len(here_bits) * [f"run {NETWORK.name}"]
+    names = [f"digits ({model}, {steps} steps)" for model, steps in TRAININGS] + ["cartpole"] + len(here_bits) * [f"run {NETWORK.name}"]
     for name, ours, theirs in zip(names, here_bits, there_bits):
         if ours != theirs:
             wrong.append(f"{name}: the bits differ from this machine's")
@@ -310,7 +332,7 @@ def check(target, program, native):
         ours, theirs = tokens(native), tokens(*launcher(target), program)
         if ours != theirs:
             wrong.append(f"generate: {theirs!r}; on this machine {ours!r}")
-    print(f"{target.name}: certify {there}; digits and a network: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
+    print(f"{target.name}: certify {there}; trainings and a network: {'the same' if here_bits == there_bits else 'other'} bits", flush=True)
     return wrong
 
 
@@ -354,7 +376,7 @@ def main():
             continue
         try:
             wrong = check(target, program, pathlib.Path(o.check) / "trunnion") + test_kernels(target) + test_machine_code(target)
-            wrong += test_system(target)
+            wrong += test_nodes(target, program, pathlib.Path(o.check) / "trunnion") + test_system(target)
             wrong += test_serve(target, pathlib.Path(o.check) / "trunnion")
             wrong += test_engine(target, program)
             wrong += test_old_root(target, program, pathlib.Path(o.check) / "trunnion")

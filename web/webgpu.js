@@ -4,6 +4,7 @@
 // memory where src/drivers/webgpu_browser.c says. What a browser answers later is queued; wgpuInstanceProcessEvents
 // suspends the module until something was (JavaScript Promise Integration), and calls the module's callbacks.
 
+const WANTED = { powerPreference: 'high-performance' }; // of adapters
 const VERSION = 24 << 24; // of the interface, as wgpu-native counts
 const SUCCESS = 1, FAILED = 4; // of calls and callbacks
 const NO_ERROR = 1, VALIDATION = 2, OUT_OF_MEMORY = 3, INTERNAL = 4;
@@ -29,7 +30,7 @@ export async function findAdapter() {
   if (!gpu) return { why: 'this browser has no WebGPU, or offers it to secure pages only' };
   if (typeof WebAssembly.Suspending !== 'function')
     return { why: "this browser lacks WebAssembly's JavaScript Promise Integration" };
-  const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
+  const adapter = await gpu.requestAdapter(WANTED).catch(() => null);
   return adapter ? { adapter } : { why: 'WebGPU found no adapter; see whether the browser may use the GPU' };
 }
 
@@ -139,7 +140,7 @@ export class WebGpu {
 
   /** A device with all that the adapter offers. An adapter gives one device only, so a new one is asked for. */
   async #newDevice(lost, error) {
-    const adapter = await navigator.gpu.requestAdapter({ powerPreference: 'high-performance' });
+    const adapter = await navigator.gpu.requestAdapter(WANTED);
     if (!adapter) throw new Error('WebGPU found no adapter any more');
     const requiredLimits = Object.fromEntries(LIMITS.map(([name]) => [name, adapter.limits[name]]));
     const device = await adapter.requestDevice({ requiredLimits });
