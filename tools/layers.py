@@ -28,7 +28,7 @@ BUDGET = {
     "gpu": 2706,
     "vendor": 3245,
     "hal": 9380,
-    "drivers": 7990,
+    "drivers": 8020,
     "tensor": 3040,
     "ops": 13627,
     "plan": 13160,

@@ -1,13 +1,9 @@
-/* webgpu.c — the driver of WebGPU by wgpu-native, or by a browser: probe, memory, kernels and launches.
+/* webgpu.c — the driver of WebGPU by wgpu-native, or by a browser: probe, memory, copies and submissions.
  *
  * A wrong call takes the process down: nothing is called that was not checked before. What the library finds wrong all
  * the same comes by callbacks: to error scopes around whatever is created, else to one place that the next call reads.
  *
- * Buffers of a launch that lie in one allocation share bindings (hal/driver.h). Kernels know nothing of it: for each
- * way in which a kernel's buffers do so the text is compiled anew, with another head (a variant). Where in its slot a
- * buffer begins is added to the kernel's bases.
- *
- * Commands are gathered in an encoder, the parameters of launches on the host; flush() submits both. Everything
+ * Commands are gathered in an encoder, the parameters of launches on the host; tn_wg_flush() submits both. Everything
  * that waits waits in wait_for_webgpu(); in a browser the whole module is suspended there until a callback has come. */
 #include <stdint.h>
 #include <stdio.h>
@@ -54,7 +50,7 @@ static const char ADAPTER_FIX[] = "install your GPU's Vulkan driver: see the lin
 #endif
 static const tn_library_spec library = {LIBRARY, "TRUNNION_WEBGPU_LIB", names, symbols, TN_COUNT(symbols), INSTALL};
 
-static uint32_t wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
+uint32_t tn_wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
 
 /* The first missing call, except the optional one; NULL: all are present. */
 static const char *missing_call(void) {
@@ -80,8 +76,8 @@ static bool wg_load(bool anew, tn_reason *why) {
     loaded = false;
     if (!open_library(why)) return false;
     const char *missing = missing_call();
-    if (tn_wg_gpu.GetVersion && wg_major_version() < OLDEST)
-        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, LIBRARY " %u.%u is older than %d", wg_major_version(),
+    if (tn_wg_gpu.GetVersion && tn_wg_major_version() < OLDEST)
+        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, LIBRARY " %u.%u is older than %d", tn_wg_major_version(),
                       tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
     else if (missing)
         tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, LIBRARY " lacks %s", missing);
@@ -267,16 +263,12 @@ static void wait_for_webgpu(wg_device *d) {
 
 static const uint32_t scopes[] = {SCOPE_VALIDATION, SCOPE_MEMORY}; /* wgpu-native aborts at one for inner errors */
 
-/* Catches the errors of what is created until … */
-static void scopes_open(wg_device *d) {
+void tn_wg_scopes_open(wg_device *d) {
     for (size_t i = 0; i < TN_COUNT(scopes); i++)
         tn_wg_gpu.DevicePushErrorScope(d->device, scopes[i]);
 }
 
-/* … this, which fails for the first of them, or when nothing came of it. */
-static tn_status scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...)
-    TN_PRINTF(4, 5);
-static tn_status scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
+tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
     uint32_t type = ERROR_NONE;
     char values[160], words[sizeof d->wait.text] = "";
     va_list args;
@@ -312,7 +304,7 @@ static tn_status encoder_begin(wg_device *d) {
     return d->encoder ? TN_OK : check_type(d, ERROR_INTERNAL, "", "wgpuDeviceCreateCommandEncoder", "");
 }
 
-static tn_status pass_begin(wg_device *d) {
+tn_status tn_wg_pass_begin(wg_device *d) {
     TRY(encoder_begin(d));
     if (!d->pass) d->pass = tn_wg_gpu.CommandEncoderBeginComputePass(d->encoder, NULL);
     return d->pass ? TN_OK : check_type(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
@@ -338,7 +330,7 @@ static tn_status submit(wg_device *d, void *commands) {
 
 /* Hands the device all that was encoded. What it does not take is gone, and others were told that it is under way: the
  * device counts as lost. */
-static tn_status flush(wg_device *d) {
+tn_status tn_wg_flush(wg_device *d) {
     void *commands = NULL;
     if (!d->encoder) return TN_OK;
     const char *call = "wgpuCommandEncoderFinish";
@@ -354,305 +346,12 @@ static tn_status flush(wg_device *d) {
 }
 
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-static tn_status locate_webgpu(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
-                               size_t *at) {
+tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
+                       size_t *at) {
     void *found;
     tn_status s = tn_address_range_locate(&d->ranges, d->lost_state.id, role, address, bytes, &found, at);
     *memory = found;
     return s;
-}
-
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
-
-enum { NEW_LAYOUTS = 28 }; /* from this version on a layout's entry has the size of its array */
-
-/* ---- layouts ----------------------------------------------------------------------------------------------------- */
-
-/* The same entries in the form of either version. */
-static tn_status layout_start(wg_device *d, wg_layout *l) {
-    wgpu_layout_entry old[SLOTS] = {{0}};
-    wgpu_layout_entry_28 new[SLOTS] = {{0}};
-    size_t n = strlen(l->kinds);
-    for (size_t i = 0; i < n; i++) {
-        bool params = l->kinds[i] == 'p';
-        const wgpu_buffer_layout buffer = {.type = params               ? BINDING_UNIFORM
-                                                   : l->kinds[i] == 'w' ? BINDING_STORAGE
-                                                                        : BINDING_READ_ONLY,
-                                           .has_dynamic_offset = params};
-        old[i] = (wgpu_layout_entry){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
-        new[i] = (wgpu_layout_entry_28){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
-    }
-    const wgpu_bind_group_layout_descriptor group = {
-        .count = n, .entries = wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
-    scopes_open(d);
-    l->layout = tn_wg_gpu.DeviceCreateBindGroupLayout(d->device, &group);
-    TRY(scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
-    const wgpu_pipeline_layout_descriptor pipeline = {.count = 1, .layouts = &l->layout};
-    scopes_open(d);
-    l->pipeline_layout = tn_wg_gpu.DeviceCreatePipelineLayout(d->device, &pipeline);
-    return scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
-}
-
-static void layout_free(TN_UNUSED void *device, void *made) {
-    wg_layout *l = made;
-    if (l->pipeline_layout) tn_wg_gpu.PipelineLayoutRelease(l->pipeline_layout);
-    if (l->layout) tn_wg_gpu.BindGroupLayoutRelease(l->layout);
-    tn_mem_free(l);
-}
-
-/* The device's layout with these letters; it stays until the device is closed. */
-static tn_status layout_for(wg_device *d, const char *kinds, wg_layout **out) {
-    for (*out = d->layouts; *out; *out = (*out)->next)
-        if (!strcmp((*out)->kinds, kinds)) return TN_OK;
-    wg_layout *l = tn_mem_zalloc(1, sizeof *l);
-    if (!l) return TN_ERR_MEMORY;
-    snprintf(l->kinds, sizeof l->kinds, "%s", kinds);
-    void *made;
-    TRY(tn_hand_out(layout_start(d, l), l, layout_free, d, &made));
-    l->next = d->layouts;
-    d->layouts = *out = l;
-    return TN_OK;
-}
-
-/* Whatever is wrong with the text, the compiler's words say it. */
-static tn_status compile_webgpu(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
-    const wgpu_wgsl source = {.type = CHAIN_WGSL, .code = {text, size}};
-    const wgpu_labelled descriptor = {.next = &source};
-    scopes_open(d);
-    *shader = tn_wg_gpu.DeviceCreateShaderModule(d->device, &descriptor);
-    tn_status s = scopes_close(d, *shader, "wgpuDeviceCreateShaderModule", "%s, %zu bytes", m->name, size);
-    if (s == TN_OK) return TN_OK;
-    if (*shader) tn_wg_gpu.ShaderModuleRelease(*shader);
-    *shader = NULL;
-    return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s: compiling failed", m->name) : s;
-}
-
-static void variant_free(TN_UNUSED void *device, void *made) {
-    wg_variant *v = made;
-    if (v->pipeline) tn_wg_gpu.ComputePipelineRelease(v->pipeline);
-    if (v->shader) tn_wg_gpu.ShaderModuleRelease(v->shader);
-    tn_mem_free(v);
-}
-
-static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) {
-    char kinds[SLOTS + 1];
-    tn_str text = {0};
-    const kir_wgsl_head head = {.buffers = m->buffer_count,
-                                .slots = v->sharing.slots,
-                                .uses = m->uses,
-                                .slot_of = v->sharing.slot_of,
-                                .windows = v->sharing.windows,
-                                .twin = v->sharing.twin,
-                                .window_words = (uint32_t)(d->bind.window / WORD),
-                                .params_bytes = m->params_bytes};
-    kir_wgsl_put_head(&text, &head, kinds);
-    tn_str_add(&text, "%s", m->body);
-    tn_status s = text.failed ? TN_ERR_MEMORY : layout_for(d, kinds, &v->layout);
-    if (s == TN_OK) s = compile_webgpu(d, m, tn_str_text(&text), text.length, &v->shader);
-    tn_str_free(&text);
-    return s;
-}
-
-/* The one that is used the longest time ago goes when there are too many. */
-static void variants_trim(wg_device *d, wg_module *m) {
-    if (m->variant_count <= MOST_VARIANTS) return;
-    wg_variant **link = &m->variants;
-    while ((*link)->next)
-        link = &(*link)->next;
-    if (d->set == *link) d->set = NULL;
-    variant_free(d, *link);
-    *link = NULL;
-    m->variant_count--;
-}
-
-/* The variant for buffers that share slots like this. */
-static tn_status variant_for(wg_device *d, wg_module *m, const tn_sharing *sharing, wg_variant **out) {
-    for (wg_variant **link = &m->variants, *v; (v = *link); link = &v->next) {
-        if (memcmp(&v->sharing, sharing, sizeof *sharing)) continue;
-        *link = v->next; /* to the front */
-        v->next = m->variants;
-        m->variants = *out = v;
-        return TN_OK;
-    }
-    wg_variant *v = tn_mem_zalloc(1, sizeof *v);
-    if (!v) return TN_ERR_MEMORY;
-    v->sharing = *sharing;
-    void *made;
-    TRY(tn_hand_out(variant_start(d, m, v), v, variant_free, d, &made));
-    v->next = m->variants;
-    m->variants = *out = v;
-    m->variant_count++;
-    variants_trim(d, m);
-    return TN_OK;
-}
-
-static tn_status pipeline_need(wg_device *d, const wg_module *m, wg_variant *v) {
-    if (v->pipeline) return TN_OK;
-    const wgpu_pipeline_descriptor descriptor = {
-        .layout = v->layout->pipeline_layout, .module = v->shader, .entry = {m->name, strlen(m->name)}};
-    scopes_open(d);
-    void *pipeline = tn_wg_gpu.DeviceCreateComputePipeline(d->device, &descriptor);
-    tn_status s = scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
-    if (s != TN_OK && pipeline) tn_wg_gpu.ComputePipelineRelease(pipeline);
-    if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s: compiling failed", m->name) : s;
-    v->pipeline = pipeline;
-    tn_wg_gpu.ShaderModuleRelease(v->shader);
-    v->shader = NULL;
-    return TN_OK;
-}
-
-static void module_free(void *device, void *module) {
-    wg_device *d = device;
-    wg_module *m = module;
-    d->set = NULL;
-    for (wg_variant *v = m->variants, *next; v; v = next) {
-        next = v->next;
-        variant_free(d, v);
-    }
-    tn_mem_free_each(m->body, m);
-}
-
-/* What the library would refuse only when a pipeline is made, or a launch encoded. */
-static tn_status check_limits(const wg_device *d, const tn_code *code) {
-    const wgpu_limits *l = &d->limits;
-    const uint64_t params = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES;
-    const tn_code_limits most = {.group = {l->group_x, l->group_y, l->group_z},
-                                 .group_items = l->group_items,
-                                 .buffers = (uint32_t)d->bind.most,
-                                 .local_bytes = l->group_storage,
-                                 .params_bytes = (size_t)params};
-    return tn_code_check(d->lost_state.id, code, &most);
-}
-
-static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
-    wg_variant *v;
-    TRY(check_limits(d, code));
-    snprintf(m->name, sizeof m->name, "%s", code->entry);
-    m->buffer_count = code->buffer_count;
-    m->params_bytes = code->params_bytes;
-    m->bases_at = code->bases_at;
-    kir_wgsl_uses(m->buffer_count, code->written, code->elements, m->uses);
-    tn_sharing apart = tn_sharing_apart(m->buffer_count);
-    size_t size = code->size - code->head_size;
-    m->body = tn_mem_zalloc(size + 1, 1);
-    if (!m->body) return TN_ERR_MEMORY;
-    memcpy(m->body, (const char *)code->data + code->head_size, size);
-    TRY(variant_for(d, m, &apart, &v));
-    return kir_wgsl_has_entry(m->body, m->name)
-               ? TN_OK
-               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s lacks this function", d->lost_state.id, m->name);
-}
-
-static tn_status module_new(wg_device *d, const tn_code *code, void **out) {
-    wg_module *m = tn_mem_zalloc(1, sizeof *m);
-    return m ? tn_hand_out(module_start(d, code, m), m, module_free, d, out) : TN_ERR_MEMORY;
-}
-
-/* ---- bind groups ------------------------------------------------------------------------------------------------- */
-
-static void group_free(TN_UNUSED void *device, void *made) {
-    wg_group *g = made;
-    if (!g) return;
-    if (g->group) tn_wg_gpu.BindGroupRelease(g->group);
-    tn_mem_free(g);
-}
-
-static void groups_forget(wg_device *d, const wg_memory *m) {
-    for (int i = 0; i < GROUPS; i++) {
-        wg_group *g = d->groups[i];
-        bool has = false;
-        for (size_t k = 0; g && k < g->count; k++)
-            has |= g->at[k].number == m->number;
-        if (!has) continue;
-        group_free(d, g);
-        d->groups[i] = NULL;
-    }
-}
-
-static tn_status group_start(wg_device *d, wg_group *g, const tn_bind_entry *bindings) {
-    wgpu_bind_group_entry entries[SLOTS] = {{0}};
-    for (size_t i = 0; i < g->count; i++)
-        entries[i] = (wgpu_bind_group_entry){.binding = (uint32_t)i,
-                                             .buffer = ((const wg_memory *)bindings[i].memory)->buffer,
-                                             .offset = bindings[i].from,
-                                             .size = bindings[i].bytes};
-    const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
-    scopes_open(d);
-    g->group = tn_wg_gpu.DeviceCreateBindGroup(d->device, &descriptor);
-    return scopes_close(d, g->group, "wgpuDeviceCreateBindGroup", "%zu bindings", g->count);
-}
-
-/* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, const tn_bind_entry *bindings, void **out) {
-    wg_group key = {.layout = layout, .count = strlen(layout->kinds)};
-    for (size_t i = 0; i < key.count; i++) {
-        key.at[i].number = ((const wg_memory *)bindings[i].memory)->number;
-        key.at[i].from = bindings[i].from;
-        key.at[i].bytes = bindings[i].bytes;
-    }
-    size_t used = key.count * sizeof key.at[0];
-    uint64_t hash = tn_hash64(key.at, used, (uintptr_t)layout);
-    wg_group **place = &d->groups[hash % GROUPS], *g = *place;
-    if (!g || g->layout != layout || memcmp(g->at, key.at, used)) {
-        wg_group *made = tn_mem_zalloc(1, sizeof *made);
-        if (!made) return TN_ERR_MEMORY;
-        *made = key;
-        void *whole;
-        TRY(tn_hand_out(group_start(d, made, bindings), made, group_free, d, &whole));
-        group_free(d, g);
-        *place = g = made;
-    }
-    *out = g->group;
-    return TN_OK;
-}
-
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
-
-static tn_status choose_bindings(wg_device *d, const wg_module *m, const tn_dispatch *l, tn_bindings *b) {
-    for (int i = 0; i < m->buffer_count; i++) {
-        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* NULL: it is not touched */
-        wg_memory *memory;
-        size_t at;
-        TRY(locate_webgpu(d, address, 0, m->name, &memory, &at));
-        b->buffers[i] = (tn_bound){memory, memory->bytes, at};
-    }
-    tn_bindings_choose(b, m->buffer_count, &d->bind);
-    return TN_OK;
-}
-
-/* The parameters go behind those of the launches before; bases with what the bindings do not tell. */
-static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, const tn_bindings *l) {
-    char *params = d->params_host + d->params_used;
-    memcpy(params, dispatch->params, m->params_bytes);
-    uint64_t *bases = (uint64_t *)(params + m->bases_at);
-    for (int i = 0; i < m->buffer_count; i++)
-        bases[i] += l->buffers[i].at - l->from[l->sharing.slot_of[i]];
-    d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
-}
-
-static tn_status encode_webgpu(wg_device *d, wg_module *m, const tn_dispatch *l) {
-    tn_bindings what = {.from = {0}};
-    tn_bind_entry bindings[SLOTS];
-    wg_variant *v;
-    void *group;
-    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
-    TRY(tn_groups_check(d->lost_state.id, m->name, l, d->limits.groups));
-    TRY(choose_bindings(d, m, l, &what));
-    int n = tn_bindings_list(&what, &d->bind, bindings);
-    bindings[n] = (tn_bind_entry){&d->params, 0, (m->params_bytes + 15) / 16 * 16};
-    TRY(variant_for(d, m, &what.sharing, &v));
-    TRY(pipeline_need(d, m, v));
-    TRY(group_for(d, v->layout, bindings, &group));
-    if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(flush(d));
-    TRY(pass_begin(d));
-    uint32_t offset = (uint32_t)d->params_used;
-    if (m->params_bytes) put_params(d, m, l, &what);
-    if (d->set != v) tn_wg_gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
-    d->set = v;
-    tn_wg_gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);
-    tn_wg_gpu.ComputePassEncoderDispatchWorkgroups(d->pass, l->groups[0], l->groups[1], l->groups[2]);
-    d->encoded++;
-    return TN_OK;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -660,9 +359,9 @@ static tn_status encode_webgpu(wg_device *d, wg_module *m, const tn_dispatch *l)
 /* `size` bytes: whole words. */
 static tn_status memory_make(wg_device *d, uint64_t size, uint64_t usage, wg_memory *out) {
     const wgpu_buffer_descriptor descriptor = {.usage = usage, .size = size};
-    scopes_open(d);
+    tn_wg_scopes_open(d);
     void *buffer = tn_wg_gpu.DeviceCreateBuffer(d->device, &descriptor);
-    tn_status s = scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
+    tn_status s = tn_wg_scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
     if (s == TN_OK)
         *out = (wg_memory){buffer, size, ++d->numbers};
     else if (buffer)
@@ -693,7 +392,7 @@ static void webgpu_free(void *device, void *address) {
     AUTO_LOCK(&d->lock);
     wg_memory *m = tn_address_range_remove(&d->ranges, address, &bytes);
     if (m) {
-        groups_forget(d, m);
+        tn_wg_groups_forget(d, m);
         tn_wg_gpu.BufferRelease(m->buffer);
         tn_memory_budget_give(&d->room, (int64_t)m->bytes);
         tn_mem_free(m);
@@ -726,7 +425,7 @@ static tn_status write_words(void *device, void *memory, size_t at, const char *
     while (bytes) {
         char ignored[WORD];
         size_t n = bytes < UPLOAD_BYTES ? bytes : UPLOAD_BYTES;
-        TRY(flush(d)); /* what was encoded comes first */
+        TRY(tn_wg_flush(d)); /* what was encoded comes first */
         tn_wg_gpu.QueueWriteBuffer(d->queue, to->buffer, at, src, n);
         TRY(check_told(d, "wgpuQueueWriteBuffer"));
         d->uploaded += n;
@@ -740,7 +439,7 @@ static tn_status write_words(void *device, void *memory, size_t at, const char *
 
 static tn_status patch_words(void *device, const tn_dispatch *l) {
     wg_device *d = device;
-    return encode_webgpu(d, d->patch, l);
+    return tn_wg_encode(d, d->patch, l);
 }
 
 static const tn_word_calls word_calls = {copy_words, write_words, patch_words};
@@ -764,7 +463,7 @@ static tn_status read_from(wg_device *d, void *dst, wg_memory *from, size_t at, 
         size_t odd = at % WORD, n = bytes < STAGING_BYTES - WORD ? bytes : STAGING_BYTES - WORD;
         size_t cover = (odd + n + WORD - 1) / WORD * WORD;
         TRY(copy_words(d, from, at - odd, &d->staging, 0, cover));
-        TRY(flush(d));
+        TRY(tn_wg_flush(d));
         TRY(map_staging(d, cover, &view));
         memcpy(dst, (const char *)view + odd, n);
         tn_wg_gpu.BufferUnmap(d->staging.buffer);
@@ -778,7 +477,7 @@ static tn_status read_from(wg_device *d, void *dst, wg_memory *from, size_t at, 
 static tn_status read_at(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *from;
     size_t at;
-    TRY(locate_webgpu(d, src, bytes, "copying", &from, &at));
+    TRY(tn_wg_locate(d, src, bytes, "copying", &from, &at));
     return read_from(d, dst, from, at, bytes);
 }
 
@@ -801,7 +500,7 @@ static tn_status webgpu_fill(void *device, void *dst, uint8_t value, size_t byte
     AUTO_LOCK(&d->lock);
     TRY(tn_device_lost_check(&d->lost_state));
     if (!bytes) return TN_OK;
-    TRY(locate_webgpu(d, dst, bytes, "filling", &to, &at));
+    TRY(tn_wg_locate(d, dst, bytes, "filling", &to, &at));
     if (value || (at | bytes) % WORD) return tn_word_fill(&d->words, dst, value, bytes);
     TRY(encoder_begin(d));
     pass_end(d);
@@ -824,13 +523,13 @@ static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
     wg_device *d = device;
     TRY(tn_device_lost_check(&d->lost_state));
     AUTO_LOCK(&d->lock);
-    return module_new(d, code, module);
+    return tn_wg_module_new(d, code, module);
 }
 
 static void webgpu_unload(void *device, void *module) {
     wg_device *d = device;
     AUTO_LOCK(&d->lock);
-    module_free(d, module);
+    tn_wg_module_free(d, module);
 }
 
 static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
@@ -838,7 +537,7 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
     AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode_webgpu(d, items[i].module, &items[i].dispatch);
+        s = tn_wg_encode(d, items[i].module, &items[i].dispatch);
     return s;
 }
 
@@ -847,7 +546,7 @@ static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *
     AUTO_LOCK(&d->lock);
     tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode_webgpu(d, module, &dispatches[i]);
+        s = tn_wg_encode(d, module, &dispatches[i]);
     return s;
 }
 
@@ -859,11 +558,11 @@ static tn_status ask_webgpu(wg_device *d) {
     const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
     uint32_t said[KIR_WGSL_ASKED] = {0};
     void *m;
-    TRY(module_new(d, &code, &m));
+    TRY(tn_wg_module_new(d, &code, &m));
     tn_status s = tn_word_write(&d->words, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
-    if (s == TN_OK) s = encode_webgpu(d, m, &l);
+    if (s == TN_OK) s = tn_wg_encode(d, m, &l);
     if (s == TN_OK) s = read_at(d, said, d->scratch, sizeof said);
-    module_free(d, m);
+    tn_wg_module_free(d, m);
     d->can = kir_wgsl_judge(said);
     return s;
 }
@@ -961,7 +660,7 @@ static tn_status device_start(wg_device *d, int index) {
                          .scratch_bytes = d->bind.window < SCRATCH_BYTES ? (size_t)d->bind.window : SCRATCH_BYTES,
                          .reach = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD,
                          .groups = d->limits.groups};
-    TRY(module_new(d, &code, &d->patch));
+    TRY(tn_wg_module_new(d, &code, &d->patch));
     return ask_webgpu(d);
 }
 
@@ -972,14 +671,9 @@ static void webgpu_close(void *device) {
     pass_end(d);
     if (d->encoder) tn_wg_gpu.CommandEncoderRelease(d->encoder);
     pthread_mutex_unlock(&d->lock);
-    if (d->patch) module_free(d, d->patch);
+    if (d->patch) tn_wg_module_free(d, d->patch);
     if (d->scratch) webgpu_free(d, d->scratch);
-    for (int i = 0; i < GROUPS; i++)
-        group_free(d, d->groups[i]);
-    for (wg_layout *l = d->layouts, *next; l; l = next) {
-        next = l->next;
-        layout_free(d, l);
-    }
+    tn_wg_launches_close(d);
     if (d->params.buffer) tn_wg_gpu.BufferRelease(d->params.buffer);
     if (d->staging.buffer) tn_wg_gpu.BufferRelease(d->staging.buffer);
     if (d->queue) tn_wg_gpu.QueueRelease(d->queue);

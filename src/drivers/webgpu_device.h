@@ -80,38 +80,28 @@ typedef struct wg_device {
     char error_text[480];
 } wg_device;
 
-/* What bindings of a pipeline are like, told by a letter each: w(ritten), r(ead), p(arameters). */
-typedef struct wg_layout {
-    struct wg_layout *next;
-    void *layout, *pipeline_layout;
-    char kinds[SLOTS + 1];
-} wg_layout;
+/* ---- waiting, submissions (webgpu.c) ----------------------------------------------------------------------------- */
 
-typedef struct wg_variant {
-    struct wg_variant *next;
-    wg_layout *layout;
-    void *shader, *pipeline; /* the pipeline is made of the shader when it is first launched */
-    tn_sharing sharing;
-} wg_variant;
+uint32_t tn_wg_major_version(void);
 
-typedef struct wg_module {
-    char *body; /* the text without its head */
-    char name[48];
-    int buffer_count;
-    uint8_t uses[KIR_MAX_BUFFERS];
-    size_t params_bytes, bases_at;
-    wg_variant *variants; /* the latest first */
-    int variant_count;
-} wg_module;
+/* Catches the errors of what is created until … */
+void tn_wg_scopes_open(wg_device *d);
+/* … this, which fails for the first of them, or when nothing came of it. */
+tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
 
-/* A layout with memory in its bindings. */
-typedef struct wg_group {
-    void *group;
-    const wg_layout *layout;
-    size_t count;
-    struct {
-        uint64_t number, from, bytes;
-    } at[SLOTS]; /* … of the memory, and what of it */
-} wg_group;
+tn_status tn_wg_pass_begin(wg_device *d); /* unless one has begun */
+tn_status tn_wg_flush(wg_device *d);      /* hands the device all that was encoded */
+
+/* The allocation of `bytes` bytes at a device address, and where in it they begin. */
+tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
+                       size_t *at);
+
+/* ---- kernels and launches (webgpu_launch.c) ---------------------------------------------------------------------- */
+
+tn_status tn_wg_module_new(wg_device *d, const tn_code *code, void **out);
+void tn_wg_module_free(void *device, void *module);
+tn_status tn_wg_encode(wg_device *d, void *module, const tn_dispatch *l);
+void tn_wg_groups_forget(wg_device *d, const wg_memory *m); /* before memory goes: groups that bind it */
+void tn_wg_launches_close(wg_device *d);                    /* frees layouts and bind groups */
 
 #endif
