@@ -166,7 +166,10 @@ typedef struct tn_onnx_export_options {
     { TN_OPTIONS_SIZE(tn_onnx_export_options, external_data), NULL, {NULL, NULL, NULL, NULL}, NULL, 0, false }
 
 /* Writes the operations that this thread has recorded from `inputs` to `outputs` as an ONNX model (opset 21). Nothing
- * is computed, and the recorded operations can still be evaluated afterwards. Export before reading an output.
+ * is computed, and the recorded operations can still be evaluated afterwards. Export before you evaluate anything that
+ * depends on an input: a value that has been evaluated becomes an initializer, unless gradients keep its history.
+ * More than 4096 operations are evaluated in pieces while they are recorded; record and export such a model between
+ * tn_capture_begin and tn_capture_end.
  *   tn_tensor *y = tn_forward(net, x);
  *   tn_onnx_export("net.onnx", &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, NULL);
  * Gradients, losses and optimizer steps can be exported too (a step only between tn_capture_begin and
@@ -179,7 +182,9 @@ typedef struct tn_onnx_export_options {
  * _dial_0 … with a default. options may be NULL. A model larger than 2 GiB has its weights in PATH.data (external
  * data). Files are written atomically, the model last. Indices out of range are not exported and may fail elsewhere.
  * Errors: TN_ERR_ARGUMENT for names; TN_ERR_UNSUPPORTED, with operation and line, if ONNX has no operator (random
- * numbers, key/value caches, factorizations); TN_ERR_STATE for an output that was already evaluated; TN_ERR_IO.
+ * numbers, key/value caches, factorizations); TN_ERR_STATE for an output that was already evaluated, for an input that
+ * nothing reads although an evaluated value became an initializer, and for a value that was evaluated because the
+ * recording was long; TN_ERR_IO; an in-place operation that failed before.
  * Source: torch.onnx.export; onnx.proto, IR.md, ExternalData.md, Operators.md. */
 TN_API tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
                                 const tn_named_tensor *outputs, int output_count,

@@ -92,6 +92,8 @@ typedef struct tn_known_integers {
 typedef struct tn_buffer {
     _Atomic int32_t refs;
     uint16_t size_class; /* memory.c: which list of kept blocks it belongs to */
+    bool is_home;        /* of a state */
+    bool unasked;        /* its value was computed because the recording was long, not because anyone read it */
     /* its block in a slab of the pool (memory.c); NULL: allocated by the driver */
     struct tn_slab_block *slab_block;
     tn_device *device;

@@ -123,6 +123,7 @@ static void begin_use(tn_buffer *b, size_t bytes) {
     b->bytes = bytes;
     b->version = ++serial << VERSION_SHIFT;
     b->next = NULL;
+    b->is_home = b->unasked = false;
 }
 
 /* Describes this process's memory on the device: ", of which 3 GiB in 210 buffers in use …". */

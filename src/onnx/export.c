@@ -111,8 +111,11 @@ static void put_node(onnx_export *x, const char *op, const char *const *in, int 
     tn_str node = {0};
     while (n_in > 0 && !in[n_in - 1][0])
         n_in--;
-    for (int i = 0; i < n_in; i++)
+    for (int i = 0; i < n_in; i++) {
         onnx_put_text(&node, NODE_INPUT, in[i]);
+        bool reads = strcmp(op, "Shape") != 0 && tn_map_find(&x->unread, in[i]) == 1;
+        if (reads) sticks(x, tn_map_put(&x->unread, in[i], 0));
+    }
     for (int i = 0; i < n_out; i++)
         onnx_put_text(&node, NODE_OUTPUT, out[i]);
     if (x->engine && x->owner) {
@@ -331,7 +334,7 @@ static void known_as(onnx_export *x, const tn_node *n, const char *name) {
     if (n->buffer && !(n->flags & TN_NODE_VIEW)) name_is(x, n->buffer, name);
 }
 
-static void add_input(onnx_export *x, const tn_node *n, const char *name) {
+static const char *add_input(onnx_export *x, const tn_node *n, const char *name) {
     name = onnx_name(x, "%s", name);
     if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no corresponding type");
     for (int d = 0; d < n->rank; d++) {
@@ -341,7 +344,10 @@ static void add_input(onnx_export *x, const tn_node *n, const char *name) {
         x->symbols[s].dim = d;
     }
     known_as(x, n, name);
+    sticks(x, tn_map_put(&x->from, n, 1));
+    if (n->buffer && !(n->flags & TN_NODE_VIEW)) sticks(x, tn_map_put(&x->from, n->buffer, 1));
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
+    return name;
 }
 
 enum { MOST_NAME = 200 };
@@ -367,6 +373,22 @@ static const char *weight_name(const onnx_export *x, const tn_node *n) {
     return NULL;
 }
 
+/* root, whose value is known, may have been computed from an input, and its history is gone: nodes that need no
+ * gradient lose it when they are evaluated. */
+static void note_lost_history(onnx_export *x, const tn_node *root) {
+    enum { MOST_TEXT = 256 };
+    char text[MOST_TEXT];
+    if (root->op == TN_OP_NONE || root->buffer->is_home || !strstr(tn_op(root->op)->takes, "Tensor")) return;
+    if (!x->lost) x->lost = root;
+    if (!root->buffer->unasked) return;
+    tn_node_describe(root, text, sizeof text);
+    sticks(x, tn_fail(TN_ERR_STATE,
+                      "tn_onnx_export: %s was evaluated before the export, because a recording of more than %d "
+                      "operations is evaluated in pieces; record the model between tn_capture_begin and "
+                      "tn_capture_end, and export it there",
+                      text, TN_MAX_PENDING));
+}
+
 static void write_leaf(onnx_export *x, const tn_node *n) {
     if (x->engine) {
         refuse_export(x, n, "its value is not among those that the graph is given");
@@ -386,6 +408,7 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
         refuse_export(x, n, "its value is no longer available: it was overwritten, or recorded by another thread");
         return;
     }
+    note_lost_history(x, root);
     const char *given = weight_name(x, n);
     const char *name = given ? onnx_name(x, "%s", given) : onnx_name(x, "_w%d", x->fresh++);
     known_as(x, n, name);
@@ -407,10 +430,49 @@ static void write_runtime_scalar(onnx_export *x, const tn_node *n) {
 
 /* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
-/* A view of computed memory still knows what it is a view of, unless its history was dropped. */
-static bool is_leaf(const tn_node *n) {
+typedef struct walk {
+    const tn_node **stack, **owners; /* owners: those of a graph for an engine */
+    size_t count, capacity, owner_capacity;
+} walk;
+
+/* 1 or 0: whether n is computed from an input of the model. -1: an input of n, *unknown, has to be looked at first. */
+static int comes_from_input(const onnx_export *x, const tn_node *n, const tn_node **unknown) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    if (root->buffer && tn_map_find(&x->from, root->buffer) == 1) return 1;
+    bool any = false;
+    for (int i = 0; i < n->n_in; i++) {
+        int32_t from = n->in[i] ? tn_map_find(&x->from, n->in[i]) : 0;
+        if (from < 0) *unknown = n->in[i];
+        if (from < 0) return -1;
+        any |= from == 1;
+    }
+    return any;
+}
+
+/* Is n computed from an input, as far as its history is known? */
+static bool depends_on_input(onnx_export *x, const tn_node *n) {
+    walk w = {0};
+    const tn_node *next = n;
+    while (x->status == TN_OK && tn_map_find(&x->from, n) < 0) {
+        if (next) {
+            sticks(x, tn_mem_grow(&w.stack, &w.capacity, w.count + 1, sizeof *w.stack));
+            if (x->status != TN_OK) break;
+            w.stack[w.count++] = next;
+            next = NULL;
+        }
+        int from = comes_from_input(x, w.stack[w.count - 1], &next);
+        if (from >= 0) sticks(x, tn_map_put(&x->from, w.stack[--w.count], from));
+    }
+    tn_mem_free(w.stack);
+    return tn_map_find(&x->from, n) == 1;
+}
+
+/* A view of computed memory still knows what it is a view of, unless its history was dropped. So do computed values
+ * that gradients flow to; the history of those that come from an input of the model is written, and not their value. */
+static bool is_leaf(onnx_export *x, const tn_node *n) {
     if (n->op == TN_OP_NONE || (n->flags & TN_NODE_ERROR)) return true;
-    return tn_node_computed(n) && !((n->flags & TN_NODE_VIEW) && n->n_in > 0);
+    if (!tn_node_computed(n) || ((n->flags & TN_NODE_VIEW) && n->n_in > 0)) return false;
+    return n->n_in == 0 || x->engine || !depends_on_input(x, n);
 }
 
 static bool is_written(const onnx_export *x, const tn_node *n) { return tn_map_find(&x->names, n) >= 0; }
@@ -428,8 +490,8 @@ static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {
         bool expanded = x->engine && n->expansion && n->op != TN_OP_CLAMP; /* ONNX Runtime fuses Clip */
-        if (x->engine && !is_written(x, n) && !is_leaf(n) && differs_there(n)) refuse_export(x, n, "it differs");
-        if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || (!expanded && onnx_writer_of(n)))
+        if (x->engine && !is_written(x, n) && !is_leaf(x, n) && differs_there(n)) refuse_export(x, n, "it differs");
+        if (is_written(x, n) || is_leaf(x, n) || n->op == TN_OP_RUNTIME_SCALAR || (!expanded && onnx_writer_of(n)))
             return n;
         int32_t id = tn_map_find(&x->made, n);
         if (id < 0) {
@@ -449,11 +511,6 @@ static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     }
     return NULL;
 }
-
-typedef struct walk {
-    const tn_node **stack, **owners; /* owners: those of a graph for an engine */
-    size_t count, capacity, owner_capacity;
-} walk;
 
 static void push_export(onnx_export *x, walk *w, const tn_node *n) {
     if (!n) return;
@@ -481,7 +538,7 @@ static void visit_exported(onnx_export *x, walk *w) {
     x->owner = w->owners[w->count - 1];
     if (is_written(x, n)) {
         w->count--;
-    } else if (is_leaf(n)) {
+    } else if (is_leaf(x, n)) {
         write_leaf(x, n);
     } else if (n->op == TN_OP_RUNTIME_SCALAR) {
         write_runtime_scalar(x, n);
@@ -719,20 +776,36 @@ static tn_status check_named(const tn_named_tensor *items, int count, const char
     return TN_OK;
 }
 
+/* An input that nothing reads, and a computed value in the file: the model would ignore the input. */
+static void check_inputs_are_read(onnx_export *x, const tn_named_tensor *inputs, int input_count) {
+    char text[256];
+    for (int i = 0; i < input_count && x->status == TN_OK && x->lost; i++) {
+        if (tn_map_find(&x->unread, x->name[x->first_input + (size_t)i]) != 1) continue;
+        tn_node_describe(x->lost, text, sizeof text);
+        sticks(x, tn_fail(TN_ERR_STATE,
+                          "tn_onnx_export: the outputs do not read input '%s', and the value of %s was evaluated "
+                          "before the export, so that it would be a constant: export before evaluating what depends "
+                          "on an input, or leave the input out",
+                          inputs[i].name, text));
+    }
+}
+
 static void write_all_export(onnx_export *x, const tn_recorder *r, const tn_named_tensor *inputs, int input_count,
                              const tn_named_tensor *outputs, int output_count) {
     for (int i = 0; i < output_count; i++)
         onnx_name(x, "%s", outputs[i].name);
+    x->first_input = x->name_count;
     for (int i = 0; i < input_count && x->status == TN_OK; i++) {
         if (is_taken(x, inputs[i].name))
             sticks(x, tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: '%s' is an input and an output: give it two names",
                               inputs[i].name));
-        add_input(x, node_before(inputs[i].tensor), inputs[i].name);
+        const char *name = add_input(x, node_before(inputs[i].tensor), inputs[i].name);
+        sticks(x, tn_map_put(&x->unread, name, 1));
     }
     add_states(x, r);
     for (int i = 0; i < output_count && x->status == TN_OK; i++) {
         const tn_node *n = tn_tensor_node(outputs[i].tensor);
-        if (is_leaf(n) && !is_written(x, n))
+        if (is_leaf(x, n) && !is_written(x, n))
             sticks(x, tn_fail(TN_ERR_STATE,
                               "tn_onnx_export: output '%s' was already evaluated, so its computation is no longer "
                               "known: export before reading it",
@@ -741,6 +814,7 @@ static void write_all_export(onnx_export *x, const tn_recorder *r, const tn_name
             write_output(x, n, outputs[i].name);
     }
     write_states(x, r);
+    check_inputs_are_read(x, inputs, input_count);
 }
 
 static void export_end(onnx_export *x) {
@@ -755,6 +829,8 @@ static void export_end(onnx_export *x) {
     tn_mem_free_each(x->name, x->leaves, x->composed);
     tn_map_free(&x->names);
     tn_map_free(&x->made);
+    tn_map_free(&x->from);
+    tn_map_free(&x->unread);
 }
 
 int onnx_element_type(tn_dtype dtype) { return (int)export_type_of(dtype); }
@@ -836,6 +912,7 @@ tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int in
     TRY(check_named(inputs, input_count, "inputs"));
     TRY(check_named(outputs, output_count, "outputs"));
     if (output_count == 0) return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: no outputs given");
+    TRY(tn_refusal_report());
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     onnx_export x = {.weights = o.weights, .weight_count = o.weights ? o.weight_count : 0};

@@ -32,9 +32,13 @@ typedef struct onnx_leaf {
 
 typedef struct onnx_export {
     tn_status status;
-    tn_build build;       /* owns what compositions make */
-    tn_pointer_map names; /* node or buffer → number of its name */
-    tn_pointer_map made;  /* composed node → number of what it is composed as */
+    tn_build build;        /* owns what compositions make */
+    tn_pointer_map names;  /* node or buffer → number of its name */
+    tn_pointer_map made;   /* composed node → number of what it is composed as */
+    tn_pointer_map from;   /* node, or an input's buffer → 1 if it is computed from an input of the model, 0 if not */
+    size_t first_input;    /* number of its name; the other inputs' follow */
+    tn_pointer_map unread; /* name of an input → 1 until a node reads it, then 0 */
+    const tn_node *lost;   /* a computed value that became an initializer, and may depend on an input; or NULL */
     tn_node **composed;
     size_t composed_count, composed_capacity;
     char **name;

@@ -258,8 +258,10 @@ static void prune(tn_recorder *r) {
 }
 
 static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
-    for (size_t i = 0; i < b->output_count; i++)
+    for (size_t i = 0; i < b->output_count; i++) {
         b->outputs[i].node->buffer = c->outputs[i];
+        if (b->recorder->unasked) c->outputs[i]->unasked = true;
+    }
 }
 
 /* ---- one run ----------------------------------------------------------------------------------------------------- */

@@ -521,6 +521,7 @@ static tn_tensor *state_at(state_block *b, int64_t at, const tn_node *zero) {
     tn_storage *s = tn_status_of(t) == TN_OK ? tn_tensor_storage(t) : NULL;
     if (s) {
         s->home = tn_buffer_retain(home);
+        home->is_home = true;
         s->resident = tn_node_retain(tn_tensor_node(t));
         s->state = true;
     }

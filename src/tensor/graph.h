@@ -514,6 +514,7 @@ typedef struct tn_recorder {
     bool varying;         /* numbers recorded now belong to an operation that varies */
     bool fixed;           /* the planner met a varying number whose value it must know: no longer one */
     bool differentiating; /* a gradient is being recorded: no unasked flush in its middle */
+    bool unasked;         /* this flush is one */
     /* open while something is pending that was recorded there, also when it has no buffers */
     tn_device *retained[TN_MOST_RETAINED];
     int retained_count;

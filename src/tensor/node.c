@@ -500,9 +500,14 @@ static bool flush_shortens(const tn_recorder *r) {
 static tn_status recorder_bound(tn_recorder *r) {
     if (r->count < TN_MAX_PENDING || r->count < r->limit) return TN_OK;
     if (r->capturing || r->planning || r->differentiating) return TN_OK;
-    if (flush_shortens(r)) return tn_graph_evaluator.flush(r, NULL, 0);
-    r->limit = 2 * r->count;
-    return TN_OK;
+    if (!flush_shortens(r)) {
+        r->limit = 2 * r->count;
+        return TN_OK;
+    }
+    r->unasked = true;
+    tn_status s = tn_graph_evaluator.flush(r, NULL, 0);
+    r->unasked = false;
+    return s;
 }
 
 bool tn_recorder_begin_gradient(tn_recorder *r) {

@@ -1006,6 +1006,7 @@ tn_status tn_make_state(tn_tensor *t) {
         return status != TN_OK ? status : TN_ERR_MEMORY;
     }
     s->home = home;
+    home->is_home = true;
     s->resident = tn_node_retain(value);
     s->state = true;
     storage_set(r, s, value);
