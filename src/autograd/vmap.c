@@ -289,8 +289,13 @@ tn_tensor *(tn_vmap)(tn_differentiable *function, void *ctx, tn_tensor *const *i
                      const int64_t *in_dims, int64_t out_dim) {
     vmap v = {.batch = -1};
     tn_tensor *out = NULL;
+    tn_recorder *r = tn_recorder_here();
     TN_SCOPE;
+    if (!r) return tn_keep(tn_tensor_error(TN_ERR_MEMORY));
+    size_t recorded = r->count;
+    bool before = tn_recorder_begin_gradient(r); /* an unasked flush would evaluate and free what is walked through */
     tn_status status = record_batch(&v, function, ctx, inputs, count, in_dims, out_dim, &out);
+    tn_recorder_end_gradient(r, before, recorded);
     if (!out) out = tn_keep(tn_tensor_error(status));
     tn_build_end(&v.build);
     tn_map_free(&v.of);

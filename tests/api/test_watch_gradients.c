@@ -476,6 +476,26 @@ static void a_function_of_examples_is_applied_to_a_batch(void **state) {
     assert_same(tn_vmap(constant, NULL, in, 2, (int64_t[]){0, TN_NOT_MAPPED}, 0), tn_zeros(TN_DIMS(5, 3, 4), TN_F64));
 }
 
+static tn_tensor *long_function(void *ctx, tn_tensor *const *inputs) {
+    tn_tensor *result = inputs[0];
+    TN_SCOPE;
+    for (int i = 0; i < *(const int *)ctx; i++)
+        result = tn_mul_scalar(tn_sin(result), 1.5);
+    return tn_keep(result);
+}
+
+/* Neither the function nor its batch may be evaluated in pieces, although the recording is long. */
+static void a_function_of_any_length_is_applied_to_a_batch(void **state) {
+    (void)state;
+    static const int lengths[] = {500, 1500, 2500, 5000};
+    for (size_t i = 0; i < TN_COUNT(lengths); i++) {
+        TN_SCOPE;
+        int length = lengths[i];
+        tn_tensor *x = numbers(TN_DIMS(3, 2));
+        assert_same(tn_vmap(long_function, &length, &x, 1, NULL, 0), long_function(&length, &x));
+    }
+}
+
 static void gradients_of_each_example_are_found_at_once(void **state) {
     (void)state;
     TN_SCOPE;
@@ -548,6 +568,7 @@ int main(void) {
         cmocka_unit_test(hessians_are_second_derivatives),
         cmocka_unit_test(derivatives_of_wrong_arguments_are_refused),
         cmocka_unit_test(a_function_of_examples_is_applied_to_a_batch),
+        cmocka_unit_test(a_function_of_any_length_is_applied_to_a_batch),
         cmocka_unit_test(gradients_of_each_example_are_found_at_once),
         cmocka_unit_test(what_has_no_rule_for_batches_is_named),
     };
