@@ -93,7 +93,8 @@ TN_API tn_status tn_module_variables(const tn_module *m, tn_variable **items, in
 TN_API tn_status tn_module_parameters(const tn_module *m, tn_variable **items, int *count);
 TN_API void tn_variables_free(tn_variable *items);
 
-/* Returns the number of elements of all parameters below m; tied ones count once. -1 if host memory ran out. */
+/* Returns the number of elements of all parameters below m; tied ones count once, divided ones with the shares of all
+ * ranks. -1 if host memory ran out. */
 TN_API int64_t tn_module_parameter_count(const tn_module *m);
 
 /* Sets training mode (the initial mode) or evaluation mode for m and all modules below it. Dropout and batch
@@ -145,7 +146,7 @@ TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_f
  * The bits depend on the number of ranks, because a sum is added in as many parts; for one number of ranks they are the
  * same in each run, on each rank and for each transport. All optimizers train these layers except lamb, adafactor and
  * muon, which need whole matrices (TN_ERR_UNSUPPORTED). An optimizer's clipping and loss scale take the gradients of
- * all ranks; tn_clip_grad_norm takes only this rank's.
+ * all ranks; tn_clip_grad_norm is refused, and tn_grad_is_finite takes only this rank's.
  * Errors: TN_ERR_ARGUMENT if group is NULL; TN_ERR_SHAPE if the features are not a multiple of the number of ranks.
  * Source: Shoeybi et al. 2019, "Megatron-LM", section 3. */
 TN_API tn_module *tn_nn_column_parallel_linear(tn_module *parent, const char *name, int64_t in_features,
@@ -180,6 +181,10 @@ TN_API tn_status tn_module_shard(tn_module *m, tn_group *group);
  * succession; TN_ERR_MEMORY; those of tn_group_all_gather_tensor. */
 TN_API tn_status tn_module_join(tn_module *m, struct tn_optimizer *o);
 TN_API tn_status tn_module_split(tn_module *m, struct tn_optimizer *o);
+/* For functions that need whole values, as those that save and load do: TN_ERR_STATE if this rank has only its share of
+ * a variable of m or its children, or of what the optimizer keeps for one. m and o may be NULL. what: begins the
+ * message. */
+TN_API tn_status tn_module_check_whole(const tn_module *m, const struct tn_optimizer *o, const char *what);
 
 /* Two-dimensional convolution. */
 typedef struct tn_nn_conv2d_options {

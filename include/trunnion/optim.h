@@ -242,7 +242,8 @@ TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
 
 /* Scales all gradients of the parameters below m by min(1, max_norm / (norm + 1e-6)), so that their total Euclidean
  * norm is at most max_norm. *total_norm: a new handle to the norm before clipping; may be NULL.
- * Errors: TN_ERR_ARGUMENT if max_norm is negative or NaN. Source: torch.nn.utils.clip_grad_norm_. */
+ * Errors: TN_ERR_ARGUMENT if max_norm is negative or NaN; TN_ERR_UNSUPPORTED if parameters are divided among ranks (set
+ * max_grad_norm in the optimizer's options instead). Source: torch.nn.utils.clip_grad_norm_. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
 /* Limits each element of the gradients of the parameters below m to [-clip_value, clip_value].
@@ -258,6 +259,7 @@ TN_API tn_status tn_clip_grad_value(tn_module *m, double clip_value);
  *     if (tn_backward(loss) != TN_OK) ...
  *     if (tn_item(tn_grad_is_finite(net)) == 1) tn_optimizer_step(o);
  *
+ * Of parameters that are divided among ranks only this rank's gradients are examined.
  * Source: found_inf of torch.amp.GradScaler. */
 TN_API tn_tensor *tn_grad_is_finite(const tn_module *m);
 
@@ -377,6 +379,12 @@ TN_API tn_status tn_ema_update(tn_ema *e);
 TN_API tn_status tn_ema_swap(tn_ema *e);
 /* The averages as variables ("ema.hidden.weight"), for the extras of a checkpoint; freed with tn_variables_free. */
 TN_API tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *count);
+/* Of parameters that ranks divide (tn_module_shard, tn_module_divide) each rank keeps the averages of its shares. These
+ * make the averages whole on every rank, and shares again: call them with tn_module_join and tn_module_split, on all
+ * ranks. tn_ema_variables then needs whole averages, tn_ema_update shares if the parameters are (TN_ERR_STATE).
+ * Errors: those of tn_module_join. */
+TN_API tn_status tn_ema_join(tn_ema *e);
+TN_API tn_status tn_ema_split(tn_ema *e);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 

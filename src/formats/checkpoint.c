@@ -108,6 +108,7 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *checkpoint) 
     TRY(tn_need(path, "tn_checkpoint_save: the path"));
     TRY(tn_need(checkpoint, "tn_checkpoint_save: the checkpoint"));
     TRY(read_checkpoint(checkpoint, "tn_checkpoint_save", c));
+    TRY(tn_module_check_whole(c->model, c->optimizer, "tn_checkpoint_save"));
     AUTO_CALL(parts_free) parts p = {.model = NULL};
     TRY(parts_collect(c, &p));
     AUTO_STR tn_str steps = {0}, rate = {0};
@@ -130,6 +131,7 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *checkpoint) 
 
 tn_status tn_module_save(const tn_module *m, const char *path) {
     TRY(tn_need(path, "tn_module_save: the path"));
+    TRY(tn_module_check_whole(m, NULL, "tn_module_save"));
     AUTO_CALL(parts_free) parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;
@@ -255,6 +257,7 @@ static tn_status parts_load(const tn_safetensors *f, const parts *p, bool same_d
 
 tn_status tn_module_load(tn_module *m, const char *path) {
     TRY(tn_need(path, "tn_module_load: the path"));
+    TRY(tn_module_check_whole(m, NULL, "tn_module_load"));
     AUTO_CALL(parts_free) parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;
@@ -366,6 +369,7 @@ tn_status tn_checkpoint_load(const char *path, tn_checkpoint *checkpoint) {
     TRY(tn_need(path, "tn_checkpoint_load: the path"));
     TRY(tn_need(checkpoint, "tn_checkpoint_load: the checkpoint"));
     TRY(read_checkpoint(checkpoint, "tn_checkpoint_load", c));
+    TRY(tn_module_check_whole(c->model, c->optimizer, "tn_checkpoint_load"));
     tn_safetensors *f = NULL;
     TRY(tn_safetensors_open(path, &f));
     parts p;

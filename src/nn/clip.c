@@ -88,6 +88,8 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
     if (!(max_norm >= 0))
         return tn_backend_fail(
             TN_ERR_ARGUMENT, "tn_clip_grad_norm: max_norm is %g; it must be at least 0 (INFINITY: no limit)", max_norm);
+    TRY(tn_nn_refuse_shares(m, TN_ERR_UNSUPPORTED, "tn_clip_grad_norm",
+                            "set max_grad_norm in the optimizer's options, which takes the gradients of all of them"));
     AUTO_NN_FREE tn_tensor **gradients = NULL;
     tn_tensor *norm;
     int count = 0;

@@ -147,9 +147,10 @@ static tn_status take_divisions(tn_data_parallel *p, const tn_module *m) {
         if (!d.group) continue;
         if (d.elements && d.group != p->group)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "data parallel: %s is divided among the ranks of another group (tn_module_shard); "
-                                   "pass that group as options.group",
-                                   p->variables[i].name);
+                                   "data parallel: %s is divided among the ranks of %s group (tn_module_shard); pass "
+                                   "that group as options.group",
+                                   p->variables[i].name, p->group ? "another" : "a");
+        if (!d.elements && !p->group) continue;
         if (!d.elements)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "data parallel: %s is divided among the ranks (tn_module_divide), so they cannot "
@@ -178,7 +179,7 @@ static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "data parallel: %s is on another device than %s; they must be on one device",
                                    p->variables[i].name, p->variables[0].name);
-    return p->group ? take_divisions(p, m) : TN_OK;
+    return take_divisions(p, m);
 }
 
 static tn_status take_shares(tn_data_parallel *p, const double *shares) {

@@ -353,6 +353,7 @@ static tn_status check_lbfgs(const tn_lbfgs_options *o) {
 }
 
 static tn_status take_parameters(tn_lbfgs *l, const tn_module *m) {
+    TRY(tn_nn_refuse_shares(m, TN_ERR_UNSUPPORTED, "lbfgs", "use another optimizer"));
     tn_status status = tn_module_parameters(m, &l->variables, &l->count);
     int kept = 0;
     for (int i = 0; i < l->count && status == TN_OK; i++)

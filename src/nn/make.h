@@ -49,14 +49,23 @@ typedef struct tn_division {
     int64_t elements;        /* of tn_module_shard: without the zeros; then rank and shape are the undivided tensor's */
     int rank;
     int64_t shape[TN_MAX_RANK];
+    bool joined; /* the value is whole now (tn_module_join) */
 } tn_division;
 tn_division tn_nn_division(const tn_module *m, const tn_tensor *t); /* of a variable below m */
+static inline bool tn_nn_is_share(const tn_division *d) { return d->group && !d->joined; }
+/* Fails with `status` if a variable below m is this rank's share now; `advice` ends the message. */
+tn_status tn_nn_refuse_shares(const tn_module *m, tn_status status, const char *what, const char *advice);
 /* divide.c. Replace t's value by this rank's share of it; by the whole, from the shares of all ranks, which all call
  * it. */
 tn_status tn_nn_split(const tn_division *d, tn_tensor *t);
 tn_status tn_nn_join(const tn_division *d, tn_tensor *t);
-/* Calls `change` (one of these) for what the optimizer keeps for each divided parameter. */
-tn_status tn_optim_change_divided(tn_optimizer *o, tn_status (*change)(const tn_division *d, tn_tensor *t));
+/* Calls `change` (one of these) for a divided value, if d is of one, and notes which. NULL as t is fine. */
+typedef tn_status tn_division_change(const tn_division *d, tn_tensor *t);
+tn_status tn_nn_change_divided(tn_division *d, tn_tensor *const *t, int count, tn_division_change *change);
+/* The same for what the optimizer keeps for each divided parameter. */
+tn_status tn_optim_change_divided(tn_optimizer *o, tn_division_change *change);
+/* Fails if that is this rank's share now. */
+tn_status tn_optim_refuse_shares(const tn_optimizer *o, const char *what, const char *advice);
 
 /* tn_minimize with gradients that were computed elsewhere: gradient(ctx, v) is that of parameter v (the handle that
  * its module has), in the scope around it; NULL: v is left alone. also(ctx) records what is written together with the

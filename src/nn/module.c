@@ -29,6 +29,7 @@ struct tn_module {
     variable *variables;
     size_t variable_count, variable_capacity;
     bool training, recompute;
+    bool divided;     /* roots: variables of the tree are divided among ranks */
     tn_status status; /* roots: the first failure of the tree */
     char *error;
 };
@@ -231,6 +232,7 @@ tn_status tn_module_divide(tn_module *m, const char *name, tn_group *group, int 
         return tn_module_fail(m, tn_backend_fail(TN_ERR_STATE, "tn_module_divide: \"%s\" is divided", name));
     if (size == 1) return TN_OK;
     v->division = (tn_division){.group = group, .dim = dim, .sections = sections, .whole = tn_size(t, dim)};
+    m->root->divided = true;
     return tn_module_fail(m, tn_nn_split(&v->division, v->tensor));
 }
 
@@ -277,6 +279,7 @@ tn_status tn_module_shard(tn_module *m, tn_group *group) {
             status = tn_backend_fail(TN_ERR_STATE, "tn_module_shard: %s is divided", items[i].name);
     status = tn_ranks_status(group, status, "tn_module_shard");
     bool divides = status == TN_OK;
+    if (divides) m->root->divided = true;
     for (int i = 0; i < count && divides; i++) { /* also after a failure, because the other ranks wait for this one */
         tn_status one = shard_variable(variable_of(m, items[i].tensor), group);
         if (status == TN_OK) status = one;
@@ -290,21 +293,29 @@ tn_division tn_nn_division(const tn_module *m, const tn_tensor *t) {
     return v ? v->division : (tn_division){0};
 }
 
-/* change: tn_nn_split or tn_nn_join. Every rank goes on after a failure, because the others wait for it. */
-static tn_status change_divided(const tn_module *m, tn_status (*change)(const tn_division *d, tn_tensor *t)) {
+/* Every rank goes on after a failure, because the others wait for it. */
+tn_status tn_nn_change_divided(tn_division *d, tn_tensor *const *t, int count, tn_division_change *change) {
+    tn_status first = TN_OK;
+    for (int i = 0; i < count && d->group; i++) {
+        tn_status status = t[i] ? change(d, t[i]) : TN_OK;
+        if (first == TN_OK) first = status;
+    }
+    if (first == TN_OK) d->joined = change == tn_nn_join;
+    return first;
+}
+
+static tn_status change_divided(tn_module *m, tn_division_change *change) {
     tn_status first = TN_OK;
     for (size_t i = 0; i < m->variable_count + m->child_count; i++) {
-        const variable *v = i < m->variable_count ? &m->variables[i] : NULL;
-        tn_status status = !v                  ? change_divided(m->children[i - m->variable_count], change)
-                           : v->division.group ? change(&v->division, v->tensor)
-                                               : TN_OK;
+        variable *v = i < m->variable_count ? &m->variables[i] : NULL;
+        tn_status status = v ? tn_nn_change_divided(&v->division, &v->tensor, 1, change)
+                             : change_divided(m->children[i - m->variable_count], change);
         if (first == TN_OK) first = status;
     }
     return first;
 }
 
-static tn_status change_all_divided(tn_module *m, tn_optimizer *o,
-                                    tn_status (*change)(const tn_division *d, tn_tensor *t), const char *what) {
+static tn_status change_all_divided(tn_module *m, tn_optimizer *o, tn_division_change *change, const char *what) {
     TRY(tn_nn_need(m, what));
     tn_status first = change_divided(m, change), status = o ? tn_optim_change_divided(o, change) : TN_OK;
     return first != TN_OK ? first : status;
@@ -316,6 +327,29 @@ tn_status tn_module_join(tn_module *m, tn_optimizer *o) {
 
 tn_status tn_module_split(tn_module *m, tn_optimizer *o) {
     return change_all_divided(m, o, tn_nn_split, "tn_module_split: the module");
+}
+
+tn_status tn_nn_refuse_shares(const tn_module *m, tn_status status, const char *what, const char *advice) {
+    tn_variable *items = NULL;
+    int count = 0;
+    if (!m || !m->root->divided) return TN_OK;
+    TRY(tn_module_variables(m, &items, &count));
+    tn_status refused = TN_OK;
+    for (int i = 0; i < count && refused == TN_OK; i++) {
+        tn_division d = tn_nn_division(m, items[i].tensor);
+        if (tn_nn_is_share(&d))
+            refused = tn_backend_fail(status, "%s: %s is divided among %d processes, and this one has its share; %s",
+                                      what, items[i].name, tn_group_size(d.group), advice);
+    }
+    tn_variables_free(items);
+    return refused;
+}
+
+tn_status tn_module_check_whole(const tn_module *m, const tn_optimizer *o, const char *what) {
+    static const char advice[] = "call tn_module_join on all of them first, and tn_module_split afterwards";
+    TRY(tn_nn_need(what, "tn_module_check_whole: what"));
+    TRY(tn_nn_refuse_shares(m, TN_ERR_STATE, what, advice));
+    return o ? tn_optim_refuse_shares(o, what, advice) : TN_OK;
 }
 
 /* Walks down all parts of a dotted path but the last, which *last receives. */
@@ -455,8 +489,11 @@ int64_t tn_module_parameter_count(const tn_module *m) {
     if (!m) return 0;
     if (tn_module_parameters(m, &items, &count) != TN_OK) return -1;
     int64_t total = 0;
-    for (int i = 0; i < count; i++)
-        total += tn_numel(items[i].tensor);
+    for (int i = 0; i < count; i++) {
+        tn_division d = m->root->divided ? tn_nn_division(m, items[i].tensor) : (tn_division){0};
+        int64_t ranks = tn_nn_is_share(&d) ? tn_group_size(d.group) : 1;
+        total += d.elements ? d.elements : ranks * tn_numel(items[i].tensor);
+    }
     tn_variables_free(items);
     return total;
 }
@@ -476,6 +513,22 @@ void tn_module_set_recompute(tn_module *m, bool recompute) {
 
 bool tn_module_is_training(const tn_module *m) { return m && m->training; }
 
+/* tn_data_parallel_minimize puts whole parameters in the place of a module's shares. */
+static tn_status check_no_shard(const tn_module *m) {
+    for (size_t i = 0; i < m->variable_count; i++) {
+        const variable *v = &m->variables[i];
+        const tn_division *d = &v->division;
+        bool whole = tn_rank(v->tensor) == d->rank &&
+                     (!d->rank || !memcmp(tn_shape(v->tensor), d->shape, (size_t)d->rank * sizeof *d->shape));
+        if (d->elements && !d->joined && !whole)
+            return tn_backend_fail(TN_ERR_STATE,
+                                   "forward: %s of %s is divided among %d processes (tn_module_shard); compute in "
+                                   "tn_data_parallel_minimize, or call tn_module_join first",
+                                   v->name, m->name ? m->name : m->type->name, tn_group_size(d->group));
+    }
+    return TN_OK;
+}
+
 tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
     if (!m)
         return tn_failed(TN_ERR_ARGUMENT,
@@ -483,6 +536,8 @@ tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
     if (!m->type->forward)
         return tn_failed(TN_ERR_ARGUMENT, "forward: \"%s\", of type %s, has no forward function of one tensor",
                          m->name ? m->name : "", m->type->name);
+    tn_status status = m->root->divided ? check_no_shard(m) : TN_OK;
+    if (status != TN_OK) return tn_failed(status, "%s", tn_error());
     if (!m->recompute) return m->type->forward(m, x);
     TN_RECOMPUTE;
     return m->type->forward(m, x);

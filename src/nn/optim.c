@@ -49,14 +49,26 @@ static tn_tensor **gradient_list(const tn_optimizer *o) {
     return list;
 }
 
-tn_status tn_optim_change_divided(tn_optimizer *o, tn_status (*change)(const tn_division *d, tn_tensor *t)) {
+tn_status tn_optim_change_divided(tn_optimizer *o, tn_division_change *change) {
     tn_status first = TN_OK;
-    for (int i = 0; i < o->count; i++)
-        for (int k = 0; k < TN_OPTIM_SLOTS && o->items[i].division.group; k++) {
-            tn_status status = o->items[i].slots[k] ? change(&o->items[i].division, o->items[i].slots[k]) : TN_OK;
-            if (first == TN_OK) first = status;
-        }
+    for (int i = 0; i < o->count; i++) {
+        tn_status status = tn_nn_change_divided(&o->items[i].division, o->items[i].slots, TN_OPTIM_SLOTS, change);
+        if (first == TN_OK) first = status;
+    }
     return first;
+}
+
+tn_status tn_optim_refuse_shares(const tn_optimizer *o, const char *what, const char *advice) {
+    for (int i = 0; i < o->count; i++)
+        for (int k = 0; k < TN_OPTIM_SLOTS && tn_nn_is_share(&o->items[i].division); k++)
+            if (o->items[i].slots[k])
+                return tn_backend_fail(
+                    TN_ERR_STATE,
+                    "%s: the optimizer's %s of %s is divided among %d processes, and this one has its "
+                    "share; %s",
+                    what, o->method->slot_names[k], o->items[i].name, tn_group_size(o->items[i].division.group),
+                    advice);
+    return TN_OK;
 }
 
 /* The group among whose ranks parameters are divided; NULL: none. */

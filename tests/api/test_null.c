@@ -587,6 +587,7 @@ static void layers_refuse(void **state) {
     FAILS(tn_module_shard(NULL, NULL))
     FAILS(tn_module_join(NULL, NULL))
     FAILS(tn_module_split(NULL, NULL))
+    FAILS(tn_module_check_whole(NULL, NULL, NULL))
     YIELDS(NULL, tn_nn_conv2d(NULL, "x", 1, 1, 1, NULL))
     YIELDS(NULL, tn_nn_conv1d(NULL, "x", 1, 1, 1, NULL))
     YIELDS(NULL, tn_nn_conv3d(NULL, "x", 1, 1, 1, NULL))
@@ -715,6 +716,8 @@ static void optimizers_refuse(void **state) {
     tn_ema *averages = NULL;
     FAILS(tn_ema_new(NULL, 0.9, &averages))
     FAILS(tn_ema_new(root, 0.9, NULL))
+    FAILS(tn_ema_join(NULL))
+    FAILS(tn_ema_split(NULL))
     FAILS(tn_ema_update(NULL))
     FAILS(tn_ema_swap(NULL))
     FAILS(tn_ema_variables(NULL, &items, &count))

@@ -265,6 +265,87 @@ static const char *refused_shards(tn_group *g) {
     return NULL;
 }
 
+enum { KEPT_STEPS = 2 };
+
+/* Trains with averages of the parameters; saves rank 0's checkpoint, all of it whole. */
+static const char *train_with_averages(tn_group *g, const char *path, tn_module **out, tn_ema **averages) {
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    tn_device *cpu = tn_current_device();
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    tn_variable *extras = NULL;
+    tn_data_parallel *p;
+    double loss;
+    options.group = g;
+    options.parts = 2;
+    tn_manual_seed(8);
+    tn_module *net = *out = c.model = tn_module_root();
+    tn_nn_linear(net, "fc", SHARD_IN, SHARD_IN, true);
+    int64_t count = tn_module_parameter_count(net);
+    if (g && tn_module_shard(net, g) != TN_OK) return tn_error();
+    if (tn_module_parameter_count(net) != count) return "the number of divided parameters";
+    if (tn_optimizer_adam(net, NULL, &c.optimizer) != TN_OK || tn_ema_new(net, 0.5, averages) != TN_OK)
+        return tn_error();
+    if (tn_data_parallel_new(net, &cpu, 1, &options, &p) != TN_OK) return tn_error();
+    for (int i = 0; i < KEPT_STEPS; i++)
+        if (tn_data_parallel_minimize(p, c.optimizer, SHARD_ROWS, loss_of_shards, tn_module_child(net, "fc"), &loss) ||
+            tn_ema_update(*averages) != TN_OK)
+            return tn_error();
+    tn_data_parallel_free(p);
+    if (g) {
+        tn_checkpoint only = TN_CHECKPOINT_DEFAULTS;
+        only.optimizer = c.optimizer;
+        if (tn_checkpoint_save(path, &only) != TN_ERR_STATE) return "a checkpoint of an optimizer's shares";
+        if (tn_checkpoint_save(path, &c) != TN_ERR_STATE) return "a checkpoint of shares";
+        if (tn_checkpoint_load(path, &c) != TN_ERR_STATE) return "a checkpoint into shares";
+        if (tn_module_save(net, path) != TN_ERR_STATE || tn_module_load(net, path) != TN_ERR_STATE) return "weights";
+        if (tn_ema_variables(*averages, &extras, &c.extra_count) != TN_ERR_STATE) return "averages of shares";
+        if (tn_clip_grad_norm(net, 1, NULL) != TN_ERR_UNSUPPORTED) return "a norm of shares";
+        tn_tensor *y = tn_forward(tn_module_child(net, "fc"), tn_ones(TN_DIMS(1, SHARD_IN), TN_F32));
+        if (tn_status_of(y) != TN_ERR_STATE || !strstr(tn_error(), "tn_module_shard"))
+            return "a forward pass of shares";
+        tn_lbfgs *l;
+        if (tn_lbfgs_new(net, NULL, &l) != TN_ERR_UNSUPPORTED) return "lbfgs of shares";
+        options.group = NULL;
+        if (tn_data_parallel_new(net, &cpu, 1, &options, &p) != TN_ERR_UNSUPPORTED) return "shares without a group";
+        if (access(path, F_OK) == 0) return "a file of shares";
+        if (tn_module_join(net, c.optimizer) != TN_OK) return tn_error();
+        if (tn_ema_update(*averages) != TN_ERR_STATE || tn_ema_swap(*averages) != TN_ERR_STATE)
+            return "averages of shares for whole parameters";
+        if (tn_ema_join(*averages) != TN_OK) return tn_error();
+    }
+    if (tn_ema_variables(*averages, &extras, &c.extra_count) != TN_OK) return tn_error();
+    c.extras = extras;
+    if (!tn_group_rank(g) && tn_checkpoint_save(path, &c) != TN_OK) return tn_error();
+    tn_variables_free(extras);
+    if (g && (tn_module_split(net, c.optimizer) != TN_OK || tn_ema_split(*averages) != TN_OK)) return tn_error();
+    if (g && tn_ema_update(*averages) != TN_OK) return tn_error();
+    tn_optimizer_free(c.optimizer);
+    return NULL;
+}
+
+/* Checkpoints of divided parameters, and of their averages, are those of whole ones; shares are refused. */
+static const char *checkpoints_of_shares(tn_group *g, int rank) {
+    char path[2][64];
+    tn_module *root[2];
+    tn_ema *averages[2];
+    tn_safetensors *file[2];
+    static const char *const names[] = {"model.fc.weight", "model.fc.bias", "extra.ema.fc.weight", "extra.ema.fc.bias"};
+    for (int k = 0; k < 2; k++) {
+        snprintf(path[k], sizeof path[k], "%s.%d", test_scratch("shares"), 2 * k + rank);
+        const char *wrong = train_with_averages(k ? g : NULL, path[k], &root[k], &averages[k]);
+        if (wrong) return wrong;
+        tn_ema_free(averages[k]);
+        tn_module_free(root[k]);
+        if (!rank && tn_safetensors_open(path[k], &file[k]) != TN_OK) return tn_error();
+    }
+    for (int i = 0; i < 4 && !rank; i++)
+        if (apart(tn_safetensors_tensor(file[0], names[i]), tn_safetensors_tensor(file[1], names[i])) != 0)
+            return names[i];
+    for (int k = 0; k < 2 && !rank; k++)
+        tn_safetensors_close(file[k]);
+    return NULL;
+}
+
 /* Ranks that run other exchanges than each other find out. */
 static const char *other_exchanges(tn_group *g, int rank) {
     tn_tensor *x = tn_ones(TN_DIMS(2), TN_F32), *unused = rank ? tn_group_sum_forward(g, x) : NULL;
@@ -314,6 +395,7 @@ static const char *exchange_tensors(int rank) {
     if (!wrong) wrong = divided_layers(g);
     if (!wrong) wrong = divided_parameters(g);
     if (!wrong) wrong = refused_shards(g);
+    if (!wrong) wrong = checkpoints_of_shares(g, rank);
     if (!wrong) wrong = other_exchanges(g, rank);
     if (!wrong) wrong = one_rank_fails(g, rank);
     tn_group_close(g);
@@ -509,5 +591,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(data_parallel_trains_in_a_group_of_one),
     };
     launched_with(NULL);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
