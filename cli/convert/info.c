@@ -187,13 +187,21 @@ static const struct {
     {".bin", open_pickle},
 };
 
+/* Opening a pipe would wait for a writer. */
+static tn_status check_regular(const char *path) {
+    FILE *f;
+    TRY(tn_backend_open(path, &f));
+    fclose(f);
+    return TN_OK;
+}
+
 /* A file whose name says nothing is known by its first bytes. */
 static tn_status open_by_content(model *m) {
     unsigned char first[MAGIC] = {0};
-    FILE *f = fopen(m->path, "rb");
-    size_t n = f ? fread(first, 1, sizeof first, f) : 0;
-    if (f) fclose(f);
-    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s'", m->path);
+    FILE *f;
+    TRY(tn_backend_open(m->path, &f));
+    size_t n = fread(first, 1, sizeof first, f);
+    fclose(f);
     if (n >= 4 && memcmp(first, "GGUF", 4) == 0) return open_gguf(m);
     if (n >= 6 && memcmp(first, "\x93NUMPY", 6) == 0) return open_numpy(m);
     if (n >= 4 && memcmp(first, "PK\3\4", 4) == 0) return open_pickle(m);
@@ -219,6 +227,7 @@ static tn_status read_template(model *m) {
     unsigned char *bytes = NULL;
     snprintf(path, sizeof path, "%s/chat_template.jinja", m->path);
     if (access(path, F_OK) != 0) return TN_OK;
+    TRY(check_regular(path));
     tn_status status = npy_load(path, &bytes, &size);
     if (status == TN_OK) status = copy_text((const char *)bytes, size, &m->template);
     free(bytes);
@@ -256,10 +265,8 @@ static tn_status open_folder(model *m) {
 
 static tn_status open_model(model *m, const char *path) {
     *m = (model){.path = path, .format = "", .file.path = path};
-    struct stat facts;
     if (cli_is_folder(path)) return open_folder(m);
-    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode)) /* opening a pipe would wait for a writer */
-        return tn_backend_fail(TN_ERR_IO, "cannot read '%s': it is not a regular file", path);
+    TRY(check_regular(path));
     size_t length = strlen(path);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i].ending);

@@ -9,6 +9,8 @@
 #ifndef TRUNNION_BACKEND_H
 #define TRUNNION_BACKEND_H
 
+#include <stdio.h>
+
 #include "trunnion/device.h"
 
 #ifdef __cplusplus
@@ -281,6 +283,10 @@ TN_API const tn_driver *tn_backend_driver(const char *name);
 
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
 TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) TN_FORMAT_(2, 3);
+
+/* Opens a regular file for reading. A pipe, which would wait for a writer, a device or a folder is an error at once.
+ * *out: closed with fclose. Errors: TN_ERR_IO. */
+TN_API tn_status tn_backend_open(const char *path, FILE **out);
 
 /* TN_C_LOCALE; is a declaration: from here to the end of the enclosing block this thread is in the "C" locale, in which
  * numbers have a decimal point, whatever locale the host program has set. For code that writes kernels or reads numbers

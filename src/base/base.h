@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "trunnion/json.h"
@@ -195,6 +196,8 @@ void tn_large_pages(void *address, size_t bytes);
  * pages, because a large page becomes resident as a whole. */
 void tn_large_pages_until(void *address, size_t used, size_t bytes);
 
+/* These and tn_map_open take regular files only: a pipe, a device or a folder is TN_ERR_IO at once. */
+tn_status tn_file_open(const char *path, FILE **out);                              /* for reading; fclose it */
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
 
 /* Atomic save: bytes go to a temporary file beside `path`; commit syncs and renames; abandon removes. A process killed

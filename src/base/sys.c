@@ -82,14 +82,30 @@ static void close_quietly(int fd) {
     errno = saved;
 }
 
-static tn_status open_for_reading(const char *path, int flags, int *fd, struct stat *info) {
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | flags);
+/* O_NONBLOCK: opening a pipe would wait for its writer. */
+static tn_status open_regular(const char *path, int *fd, struct stat *info) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (*fd < 0) return tn_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
-    if (fstat(*fd, info) != 0) {
-        close_quietly(*fd);
-        return tn_fail(TN_ERR_IO, "cannot examine '%s': %s", path, strerror(errno));
-    }
-    return TN_OK;
+    tn_status s = TN_OK;
+    if (fstat(*fd, info) != 0)
+        s = tn_fail(TN_ERR_IO, "cannot examine '%s': %s", path, strerror(errno));
+    else if (S_ISDIR(info->st_mode))
+        s = tn_fail(TN_ERR_IO, "cannot read '%s': it is a folder", path);
+    else if (!S_ISREG(info->st_mode))
+        s = tn_fail(TN_ERR_IO, "cannot read '%s': it is not a regular file", path);
+    if (s != TN_OK) close_quietly(*fd);
+    return s;
+}
+
+tn_status tn_file_open(const char *path, FILE **out) {
+    int fd;
+    struct stat info;
+    *out = NULL;
+    TRY(open_regular(path, &fd, &info));
+    *out = fdopen(fd, "rb");
+    if (*out) return TN_OK;
+    close_quietly(fd);
+    return tn_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
 }
 
 /* The mappings that there are: only of these pages is it known that they can be read again. */
@@ -121,18 +137,13 @@ static void mapping_remove(const void *pages) {
     tn_mem_free(m);
 }
 
-/* Regular files only: a pipe or a device has no fixed content to map, and O_NONBLOCK keeps the look at a pipe from
- * waiting for its writer. A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
+/* A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
  * every mapping does; Trunnion's own saves replace files and never shorten them. */
 tn_status tn_map_open(const char *path, tn_map *out) {
     *out = (tn_map){0};
     int fd;
     struct stat info;
-    TRY(open_for_reading(path, O_NONBLOCK, &fd, &info));
-    if (!S_ISREG(info.st_mode)) {
-        close(fd);
-        return tn_fail(TN_ERR_IO, "cannot map '%s': it is not a regular file", path);
-    }
+    TRY(open_regular(path, &fd, &info));
     if ((uint64_t)info.st_size > (uint64_t)PTRDIFF_MAX) {
         close(fd);
         return tn_fail(TN_ERR_IO, "cannot map '%s': %lld bytes exceed the address space", path,
@@ -299,9 +310,9 @@ tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit
     *size = 0;
     int fd;
     struct stat info;
-    TRY(open_for_reading(path, 0, &fd, &info));
+    TRY(open_regular(path, &fd, &info));
     size_t most = limit < PTRDIFF_MAX / 2 ? limit : PTRDIFF_MAX / 2; /* so that sums of sizes cannot overflow */
-    size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
+    size_t expected = info.st_size > 0 ? (size_t)info.st_size : 0;   /* those of /proc say 0 */
     if (expected > most) {
         close(fd);
         return tn_fail(TN_ERR_FORMAT, "'%s' has %zu bytes, which exceeds the limit of %zu", path, expected, limit);

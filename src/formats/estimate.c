@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
@@ -305,10 +306,9 @@ static tn_status read_folder(const char *path, const char *folder, const char *c
 static bool is_in_folder(const char *folder, const char *name) {
     tn_str path = {0};
     tn_str_add(&path, "%s/%s", folder, name);
-    FILE *f = path.failed ? NULL : fopen(path.text, "rb");
-    if (f) fclose(f);
+    bool is = !path.failed && access(path.text, R_OK) == 0;
     tn_str_free(&path);
-    return f != NULL;
+    return is;
 }
 
 static bool is_json(const char *path) {

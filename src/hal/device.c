@@ -171,6 +171,13 @@ const tn_driver *tn_backend_driver(const char *name) {
     return b ? b->driver : NULL;
 }
 
+tn_status tn_backend_open(const char *path, FILE **out) {
+    TRY(tn_need(out, "tn_backend_open: out"));
+    *out = NULL;
+    TRY(tn_need(path, "tn_backend_open: the path"));
+    return tn_file_open(path, out);
+}
+
 tn_status tn_backend_fail(tn_status code, const char *format, ...) {
     va_list args;
     va_start(args, format);

@@ -58,7 +58,7 @@ static tn_status open_part(parts *all, const char *path, part **out) {
     struct stat facts;
     if (!path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_dataset: a path is NULL");
     snprintf(p->name, sizeof p->name, "%s", path);
-    p->fd = open(path, O_RDONLY | O_CLOEXEC);
+    p->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for its writer */
     if (p->fd < 0) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
     all->count++;
     if (fstat(p->fd, &facts) != 0 || !S_ISREG(facts.st_mode))
@@ -389,8 +389,8 @@ tn_status tn_dataset_csv(const char *path, int64_t label, tn_dataset **out) {
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_dataset_csv: the path or out is NULL, or label is %lld",
                                (long long)label);
     *out = NULL;
-    FILE *f = fopen(path, "r");
-    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
+    FILE *f;
+    TRY(tn_backend_open(path, &f));
     table *t = calloc(1, sizeof *t);
     tn_status status = t ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     if (t) *t = (table){.label = label, .path = path};

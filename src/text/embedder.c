@@ -104,7 +104,8 @@ static tn_status take_tables(tn_embedder *e) {
     TN_SCOPE;
     TRY(keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words));
     tn_tensor *type = c->types > 0 ? tn_narrow(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0, 1) : NULL;
-    if (c->tasks) type = tn_add(type, tn_narrow(load_part(e, -1, TABLE_TASKS, ".weight"), 0, 0, 1));
+    tn_tensor *task = c->tasks ? tn_narrow(load_part(e, -1, TABLE_TASKS, ".weight"), 0, 0, 1) : NULL;
+    if (task) type = type ? tn_add(type, task) : task;
     tn_tensor *places = type;
     if (tables[TABLE_POSITIONS])
         places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);

@@ -2,6 +2,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "text/hf.h"
 #include "text/tokenizer.h"
@@ -290,9 +292,9 @@ tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *conf
 static tn_status read_file_hf(const char *path, bool needed, tn_bytes *out) {
     char chunk[65536];
     size_t n;
-    FILE *f = fopen(path, "rb");
-    if (!f && !needed && errno == ENOENT) return TN_OK;
-    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
+    FILE *f;
+    if (!needed && access(path, F_OK) != 0) return TN_OK;
+    TRY(tn_backend_open(path, &f));
     tn_status status = tn_bytes_append(out, "", 0);
     while (status == TN_OK && (n = fread(chunk, 1, sizeof chunk, f)) > 0)
         status = out->size < INT32_MAX ? tn_bytes_append(out, chunk, n)
@@ -349,18 +351,14 @@ static tn_status open_gguf(const char *path, tn_tokenizer **out) {
 /* Whether a file begins as a GGUF file does; false too where it cannot be read. */
 static bool is_gguf(const char *path) {
     char magic[4];
-    FILE *f = fopen(path, "rb");
-    if (!f) return false;
+    FILE *f;
+    if (tn_backend_open(path, &f) != TN_OK) return false;
     bool is = fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
     fclose(f);
     return is;
 }
 
-static bool exists(const char *path) {
-    FILE *f = fopen(path, "rb");
-    if (f) fclose(f);
-    return f != NULL;
-}
+static bool exists(const char *path) { return access(path, F_OK) == 0; }
 
 /* Of a folder from before tokenizer.json. */
 static tn_status open_sentencepiece(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
@@ -370,6 +368,16 @@ static tn_status open_sentencepiece(const char *path, const char *folder, size_t
     TRY(beside(folder, length, "vocab.json", &names));
     TRY(tn_json_open(names.data, &doc));
     return tn_hf_from_sentencepiece(&file, path, tn_json_root(doc), names.data, out);
+}
+
+static tn_status check_folder(const char *path) {
+    struct stat facts;
+    FILE *f;
+    if (stat(path, &facts) != 0 || S_ISDIR(facts.st_mode)) return TN_OK;
+    TRY(tn_backend_open(path, &f));
+    fclose(f);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s' is neither a folder nor a GGUF file nor a tokenizer whose name ends in .json", path);
 }
 
 tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
@@ -382,6 +390,7 @@ tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
         return open_json(path, path, slash ? (size_t)(slash - path) + 1 : 0, out);
     }
     if (is_gguf(path) || (length > 5 && !strcmp(path + length - 5, ".gguf"))) return open_gguf(path, out);
+    TRY(check_folder(path));
     AUTO_BYTES tn_bytes folder = {0}, file = {0}, old = {0};
     TRY(tn_bytes_append(&folder, path, length));
     if (length == 0 || path[length - 1] != '/') TRY(tn_bytes_append(&folder, "/", 1));

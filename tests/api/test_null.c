@@ -478,7 +478,10 @@ static void devices_refuse(void **state) {
     FAILS(tn_backend_register(NULL))
     CALLS(tn_c_locale_end(NULL))
     FAILS(tn_backend_load(NULL))
+    FILE *f;
     YIELDS(NULL, tn_backend_driver(NULL))
+    FAILS(tn_backend_open(NULL, &f))
+    FAILS(tn_backend_open("x", NULL))
     const char *no_format = NULL;
     FAILS(tn_backend_fail(TN_ERR_SHAPE, no_format, 0))
     tn_device_close(cpu);

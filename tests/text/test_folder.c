@@ -279,6 +279,97 @@ static void a_table_of_tasks_counts_if_config_json_says_so(void **state) {
     folder = make_folder("tasks", rows, COUNT, bert_config, ",\"use_task_id\":true");
     embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
     assert_memory_not_equal(got, want, sizeof want);
+    memcpy(rows + 2, rows + 3, (COUNT - 3) * sizeof *rows); /* no table of types */
+    folder = make_folder("tasks", rows, COUNT - 1, bert_config, ",\"use_task_id\":true,\"type_vocab_size\":0");
+    embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
+}
+
+static tn_status open_encoder(const char *path) {
+    tn_embedder *e;
+    return tn_embedder_open(path, NULL, &e);
+}
+
+static tn_status open_model(const char *path) {
+    tn_llm *m;
+    return tn_llm_open(path, NULL, &m);
+}
+
+static tn_status open_tokenizer(const char *path) {
+    tn_tokenizer *t;
+    return tn_tokenizer_open(path, &t);
+}
+
+static tn_status open_table(const char *path) {
+    tn_dataset *d;
+    return tn_dataset_csv(path, -1, &d);
+}
+
+static tn_status open_array(const char *path) {
+    tn_dataset *d;
+    return tn_dataset_npy(&path, 1, &d);
+}
+
+static tn_status open_tokens(const char *path) {
+    tn_dataset *d;
+    return tn_dataset_tokens(path, 2, 4, &d);
+}
+
+static tn_status open_weights(const char *path) {
+    tn_safetensors *f;
+    return tn_safetensors_open(path, &f);
+}
+
+static tn_status open_pickled(const char *path) {
+    tn_pickle *f;
+    return tn_pickle_open(path, &f);
+}
+
+static tn_status open_network(const char *path) {
+    tn_onnx *m;
+    return tn_onnx_open(path, NULL, &m);
+}
+
+static tn_status open_sizes(const char *path) {
+    tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
+    return tn_read_model_sizes(path, &s);
+}
+
+/* Opening a pipe would wait for a writer, for ever if there is none. */
+static void pipes_in_the_place_of_files_are_refused_at_once(void **state) {
+    (void)state;
+    static const struct {
+        tn_status (*open)(const char *path);
+        const char *name; /* of the file in a folder that is a pipe; NULL: the path itself is one */
+    } rows[] = {{open_encoder, "config.json"},
+                {open_encoder, "model.safetensors"},
+                {open_model, "config.json"},
+                {open_model, "model.safetensors"},
+                {open_tokenizer, "tokenizer.json"},
+                {open_tokenizer, NULL},
+                {open_model, NULL},
+                {open_encoder, NULL},
+                {open_table, NULL},
+                {open_array, NULL},
+                {open_tokens, NULL},
+                {open_weights, NULL},
+                {open_weights, "model.safetensors"},
+                {open_pickled, NULL},
+                {open_network, NULL},
+                {open_sizes, NULL},
+                {open_sizes, "config.json"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        char path[700];
+        const char *folder =
+            rows[i].open == open_encoder ? make_bert("pipes", "") : make_llama("pipes", ",\"vocab_size\":20");
+        snprintf(path, sizeof path, "%s/%s", folder, rows[i].name ? rows[i].name : "pipe");
+        (void)remove(path);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        alarm(20);
+        tn_status s = rows[i].open(rows[i].name ? folder : path);
+        alarm(0);
+        if (s == TN_OK || !strstr(tn_error(), "pipe")) fail_msg("row %zu: %d, %s", i, (int)s, tn_error());
+        (void)remove(path);
+    }
 }
 
 static void put_word(FILE *f, const char *text) {
@@ -1129,6 +1220,7 @@ int main(void) {
         cmocka_unit_test(a_dense_layer_that_does_not_fit_is_refused),
         cmocka_unit_test(norms_may_be_called_gamma_and_beta),
         cmocka_unit_test(a_table_of_tasks_counts_if_config_json_says_so),
+        cmocka_unit_test(pipes_in_the_place_of_files_are_refused_at_once),
         cmocka_unit_test(pickled_weights_are_as_safetensors),
         cmocka_unit_test(a_folder_without_weights_says_what_it_looked_for),
         cmocka_unit_test(damaged_weights_make_no_embedding),

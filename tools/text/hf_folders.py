@@ -376,6 +376,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("electra", "Electra", BERT | {"embedding_size": 24}, "mean", True),
     ("electra-base", "Electra", BERT | {"embedding_size": 48}, "cls", False),
     ("ernie", "Ernie", BERT | {"use_task_id": True}, "mean", True),
+    ("ernie-tasks-only", "Ernie", BERT | {"use_task_id": True, "type_vocab_size": 0}, "mean", True),
     ("ernie-words", "Ernie", BERT | {"use_task_id": False}, "cls", True),
     ("rembert", "RemBert", BERT | {"input_embedding_size": 20}, "mean", False),
     ("albert", "Albert", BERT | {"embedding_size": 24, "num_hidden_layers": 3}, "mean", True),
@@ -865,6 +866,8 @@ class Suite:
         model = self.make(name, stem, "Model", config)
         if name.endswith("-faint"):  # so small that the norm's epsilon counts
             model.embeddings.word_embeddings.weight.data.mul_(2e-3)
+        if name.endswith("-only"):  # transformers looks for a row in an empty table
+            model.embeddings.token_type_embeddings.forward = lambda ids: torch.zeros(1)
         model.save_pretrained(folder)
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(
