@@ -22,7 +22,7 @@ PUBLIC_ONLY = {"functions", "nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {
     "windows": 1525,
-    "base": 3860,
+    "base": 3880,
     "kir": 16430,
     "cpu": 17030,
     "gpu": 2706,

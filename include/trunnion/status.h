@@ -82,7 +82,8 @@ enum { TN_REASON_BYTES = 512 };
  * initialiser. struct_size also tells the library which fields the program was compiled with: structs grow at their
  * end, and fields that an older program lacks have their defaults. Options of a newer program than the library are
  * refused. (Structs that a function fills in, such as tn_device_info, and tables of functions, such as
- * tn_capture_hook, have no initialiser: set struct_size to their sizeof.) */
+ * tn_capture_hook, have no initialiser: set struct_size to their sizeof. A function fills in the fields that the
+ * program was compiled with.) */
 
 /* The value of struct_size in initialisers: a mark, and the number of bytes up to the end of the last field. */
 #define TN_OPTIONS_MARK ((size_t)0x544E0000)
@@ -121,6 +122,13 @@ TN_API tn_status tn_error_code(void);
  * Errors: TN_ERR_ARGUMENT if `given` was not started from its initialiser, or is newer than `to`; if another argument
  * is NULL. */
 TN_API tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser);
+
+/* For functions that fill in a struct whose struct_size the caller has set: copies the fields of `from`, of `size`
+ * bytes, as far as `given` has them. struct_size then counts the bytes that have fields, so that a program with newer
+ * headers than the library sees which ones were filled in. what: begins the error text, "tn_llm_get_facts: facts".
+ * Errors: TN_ERR_ARGUMENT if `given` is NULL, or its struct_size is not set. tn_result_check only looks. */
+TN_API tn_status tn_result_write(void *given, const void *from, size_t size, const char *what);
+TN_API tn_status tn_result_check(const void *given, const char *what);
 
 /* Returns a short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
 TN_API const char *tn_status_name(tn_status s);

@@ -337,6 +337,26 @@ void tn_options_write(void *given, const void *from) {
     memcpy((char *)given + sizeof(size_t), (const char *)from + sizeof(size_t), bytes - sizeof(size_t));
 }
 
+tn_status tn_result_check(const void *given, const char *what) {
+    size_t size = 0;
+    if (!what) what = "a result";
+    if (given) memcpy(&size, given, sizeof size);
+    if (size >= sizeof size) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, given ? "%s: struct_size is not set; set it to the struct's sizeof" : "%s is NULL",
+                   what);
+}
+
+tn_status tn_result_write(void *given, const void *from, size_t size, const char *what) {
+    size_t room;
+    TRY(tn_result_check(given, what));
+    TRY(tn_need(from, "tn_result_write: from"));
+    memcpy(&room, given, sizeof room);
+    if (room > size) room = size;
+    memcpy(given, from, room);
+    memcpy(given, &room, sizeof room);
+    return TN_OK;
+}
+
 /* ---- the C locale ------------------------------------------------------------------------------------------------ */
 
 static locale_t c_locale; /* 0 when it could not be made */

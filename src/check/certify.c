@@ -279,7 +279,8 @@ tn_status tn_certify(tn_device *device, const tn_certify_options *options, tn_ce
     tn_certify_options o = TN_CERTIFY_DEFAULTS;
     tn_certify_counts sum = {.struct_size = sizeof sum};
     TRY(tn_options_read(&o, options, "tn_certify", "tn_certify_options o = TN_CERTIFY_DEFAULTS"));
-    if (!device || !counts) return tn_fail(TN_ERR_ARGUMENT, "certify: %s is NULL", device ? "counts" : "device");
+    TRY(tn_need(device, "tn_certify: device"));
+    TRY(tn_result_check(counts, "tn_certify: counts"));
     if (o.every < 1)
         return tn_fail(TN_ERR_ARGUMENT, "tn_certify: every is %lld; it must be at least 1", (long long)o.every);
     if (o.only) TRY(check_names(o.only));
@@ -287,9 +288,7 @@ tn_status tn_certify(tn_device *device, const tn_certify_options *options, tn_ce
     TRY(tn_set_current_device(device));
     tn_status s = certify_all(device, &o, &sum);
     tn_status back = tn_set_current_device(before);
-    size_t room = counts->struct_size, size = room < sizeof sum ? room : sizeof sum;
-    memcpy(counts, &sum, size);
-    counts->struct_size = room;
+    (void)tn_result_write(counts, &sum, sizeof sum, "tn_certify: counts");
     return s == TN_OK ? back : s;
 }
 

@@ -20,11 +20,8 @@ static int64_t bytes_of(const tn_plan *p, tn_command_kind kind) {
 }
 
 tn_status tn_get_placement(tn_placement *out) {
-    TRY(tn_need(out, "tn_get_placement: out"));
-    if (out->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placement: out->struct_size is not set");
     const tn_plan *p = last_plan();
-    tn_placement full = {.struct_size = out->struct_size};
+    tn_placement full = {.struct_size = sizeof full};
     if (p) {
         snprintf(full.device, sizeof full.device, "%s", p->device->info.id);
         full.on_device = p->placement.operations - (int64_t)p->placement.placed_count;
@@ -32,27 +29,22 @@ tn_status tn_get_placement(tn_placement *out) {
         full.to_host = bytes_of(p, TN_CMD_FETCH);
         full.from_host = bytes_of(p, TN_CMD_SEND);
     }
-    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
-    return TN_OK;
+    return tn_result_write(out, &full, sizeof full, "tn_get_placement: out");
 }
 
 tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
-    TRY(tn_need(out, "tn_get_placed: out"));
-    if (out->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: out->struct_size is not set");
     const tn_plan *p = last_plan();
     int64_t count = p ? (int64_t)p->placement.placed_count : 0;
     if (i < 0 || i >= count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: index %lld is out of range; %lld operations run on the host",
                        (long long)i, (long long)count);
     const tn_placed *at = &p->placement.placed[i];
-    tn_placed_operation full = {.struct_size = out->struct_size};
+    tn_placed_operation full = {.struct_size = sizeof full};
     snprintf(full.op, sizeof full.op, "%s", at->op);
     snprintf(full.where, sizeof full.where, "%s", at->where);
     snprintf(full.code, sizeof full.code, "%s", at->code);
     snprintf(full.reason, sizeof full.reason, "%s", at->reason);
-    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
-    return TN_OK;
+    return tn_result_write(out, &full, sizeof full, "tn_get_placed: out");
 }
 
 /* ---- in words ---------------------------------------------------------------------------------------------------- */

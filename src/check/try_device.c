@@ -121,12 +121,9 @@ tn_status tn_try(const char *const *preferences, int count, const tn_device_opti
         return tn_fail(TN_ERR_ARGUMENT, "tn_try: %d preferences%s", count, preferences ? "" : ", and the list is NULL");
     for (int i = 0; i < count; i++)
         if (!preferences[i]) return tn_fail(TN_ERR_ARGUMENT, "tn_try: preference %d is NULL", i);
-    if (report && report->struct_size < sizeof report->struct_size)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_try: report->struct_size is not set");
+    if (report) TRY(tn_result_check(report, "tn_try: report"));
     TRY(read_options_try(options, &t));
     tn_status s = count > 0 ? try_each(&t, preferences, count) : try_each(&t, USUAL, (int)TN_COUNT(USUAL));
-    if (!report) return s;
-    t.report.struct_size = report->struct_size < sizeof t.report ? report->struct_size : sizeof t.report;
-    memcpy(report, &t.report, t.report.struct_size);
+    if (report) (void)tn_result_write(report, &t.report, sizeof t.report, "tn_try: report");
     return s;
 }

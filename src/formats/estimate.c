@@ -102,16 +102,16 @@ static tn_status put_estimate(const parts *p, tn_memory_estimate *out) {
     double total = p->weights + p->cache + p->activations + p->gradients + p->optimizer + p->runtime;
     if (total >= 0x1p63 || p->parameters >= 0x1p63)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: the model would need more than 2^63 bytes");
-    out->weights_bytes = (int64_t)p->weights;
-    out->cache_bytes = (int64_t)p->cache;
-    out->activation_bytes = (int64_t)p->activations;
-    out->gradient_bytes = (int64_t)p->gradients;
-    out->optimizer_bytes = (int64_t)p->optimizer;
-    out->runtime_bytes = (int64_t)p->runtime;
-    out->parameters = (int64_t)p->parameters;
-    out->total_bytes = out->weights_bytes + out->cache_bytes + out->activation_bytes + out->gradient_bytes +
-                       out->optimizer_bytes + out->runtime_bytes;
-    return TN_OK;
+    tn_memory_estimate full = {.weights_bytes = (int64_t)p->weights,
+                               .cache_bytes = (int64_t)p->cache,
+                               .activation_bytes = (int64_t)p->activations,
+                               .gradient_bytes = (int64_t)p->gradients,
+                               .optimizer_bytes = (int64_t)p->optimizer,
+                               .runtime_bytes = (int64_t)p->runtime,
+                               .parameters = (int64_t)p->parameters};
+    full.total_bytes = full.weights_bytes + full.cache_bytes + full.activation_bytes + full.gradient_bytes +
+                       full.optimizer_bytes + full.runtime_bytes;
+    return tn_result_write(out, &full, sizeof full, "memory estimate: out");
 }
 
 static tn_status read_sizes_estimate(const tn_model_sizes *given, const char *function, tn_model_sizes *s) {
@@ -120,8 +120,8 @@ static tn_status read_sizes_estimate(const tn_model_sizes *given, const char *fu
 }
 
 static tn_status read_arguments(const tn_model_sizes *given, const tn_memory_estimate *out, tn_model_sizes *s) {
-    if (!given || !out || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: an argument is NULL or out->struct_size is not set");
+    TRY(tn_need(given, "memory estimate: the sizes"));
+    TRY(tn_result_check(out, "memory estimate: out"));
     TRY(read_sizes_estimate(given, "memory estimate", s));
     return check_sizes(s);
 }

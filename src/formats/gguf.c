@@ -775,18 +775,15 @@ static const entry *find_entry(const tn_gguf *f, const char *name) {
 }
 
 static tn_status describe_gguf(const entry *e, tn_gguf_info *info) {
-    if (!info || info->struct_size < sizeof *info)
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_gguf_info: an argument is NULL, or its struct_size is not sizeof(tn_gguf_info)");
-    info->name = e->name;
-    info->dtype_name = e->type->name;
-    info->dtype = e->type->dtype;
-    info->rank = e->rank;
-    memcpy(info->shape, e->shape, sizeof info->shape);
-    info->data = e->file->map.data + e->begin;
-    info->bytes = e->bytes;
-    info->offset = e->begin;
-    return TN_OK;
+    tn_gguf_info full = {.name = e->name,
+                         .dtype_name = e->type->name,
+                         .dtype = e->type->dtype,
+                         .rank = e->rank,
+                         .data = e->file->map.data + e->begin,
+                         .bytes = e->bytes,
+                         .offset = e->begin};
+    memcpy(full.shape, e->shape, sizeof full.shape);
+    return tn_result_write(info, &full, sizeof full, "tn_gguf: info");
 }
 
 int64_t tn_gguf_count(const tn_gguf *file) { return file ? (int64_t)file->all_count : 0; }

@@ -404,17 +404,14 @@ void tn_safetensors_close(tn_safetensors *file) { file_release(file); }
 /* ---- looking ----------------------------------------------------------------------------------------------------- */
 
 static tn_status describe_safetensors(const entry *e, tn_safetensors_info *info) {
-    TRY(tn_need(info, "tn_safetensors_info: info"));
-    if (info->struct_size < sizeof *info)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_info: set struct_size to sizeof(tn_safetensors_info)");
-    info->name = e->name;
-    info->dtype_name = e->type->name;
-    info->dtype = e->type->dtype;
-    info->rank = e->rank;
-    memcpy(info->shape, e->shape, sizeof info->shape);
-    info->data = e->part->data + e->begin;
-    info->bytes = e->end - e->begin;
-    return TN_OK;
+    tn_safetensors_info full = {.name = e->name,
+                                .dtype_name = e->type->name,
+                                .dtype = e->type->dtype,
+                                .rank = e->rank,
+                                .data = e->part->data + e->begin,
+                                .bytes = e->end - e->begin};
+    memcpy(full.shape, e->shape, sizeof full.shape);
+    return tn_result_write(info, &full, sizeof full, "tn_safetensors: info");
 }
 
 int tn_safetensors_count(const tn_safetensors *file) { return file ? (int)file->count : 0; }

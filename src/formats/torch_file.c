@@ -393,16 +393,14 @@ void tn_pickle_close(tn_pickle *file) { file_release(file); }
 int64_t tn_pickle_count(const tn_pickle *file) { return file ? (int64_t)file->count : 0; }
 
 static tn_status describe_torch_file(const entry *e, tn_pickle_info *info) {
-    if (!info || info->struct_size < sizeof *info)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_pickle_info: NULL, or its struct_size is not sizeof(tn_pickle_info)");
-    info->name = e->name;
-    info->dtype_name = e->type->name;
-    info->dtype = e->type->dtype;
-    info->rank = e->tensor->rank;
-    memcpy(info->shape, e->tensor->shape, sizeof info->shape);
-    memcpy(info->stride, e->tensor->stride, sizeof info->stride);
-    info->data = e->data;
-    return TN_OK;
+    tn_pickle_info full = {.name = e->name,
+                           .dtype_name = e->type->name,
+                           .dtype = e->type->dtype,
+                           .rank = e->tensor->rank,
+                           .data = e->data};
+    memcpy(full.shape, e->tensor->shape, sizeof full.shape);
+    memcpy(full.stride, e->tensor->stride, sizeof full.stride);
+    return tn_result_write(info, &full, sizeof full, "tn_pickle: info");
 }
 
 tn_status tn_pickle_at(const tn_pickle *file, int64_t i, tn_pickle_info *info) {

@@ -622,14 +622,10 @@ int tn_tuned_count(void) {
 }
 
 tn_status tn_tuned_at(int i, tn_tuned *out) {
-    TRY(tn_need(out, "tn_tuned_at: out"));
-    if (out->struct_size < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: out->struct_size is not set");
     int n = tn_tuned_count();
     if (i < 0 || i >= n) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: entry %d is out of range; there are %d", i, n);
     pthread_mutex_lock(&tune_lock);
     tn_tuned full = of_process.entries[i];
     pthread_mutex_unlock(&tune_lock);
-    full.struct_size = out->struct_size;
-    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
-    return TN_OK;
+    return tn_result_write(out, &full, sizeof full, "tn_tuned_at: out");
 }

@@ -329,15 +329,11 @@ static void memory_now(const tn_device *d, int64_t *total, int64_t *unused) {
 }
 
 tn_status tn_device_get_info(const tn_device *d, tn_device_info *info) {
-    if (!d || !info) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_info: %s is NULL", d ? "info" : "device");
-    size_t room = info->struct_size;
-    if (room < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_info: info->struct_size is not set");
+    TRY(tn_need(d, "tn_device_get_info: device"));
     tn_device_info now = d->info;
     memory_now(d, &now.total_memory, &now.free_memory);
     if (d->is_cpu) now.threads = tn_threads();
-    now.struct_size = room < sizeof now ? room : sizeof now;
-    memcpy(info, &now, now.struct_size);
-    return TN_OK;
+    return tn_result_write(info, &now, sizeof now, "tn_device_get_info: info");
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -580,8 +576,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
                          tn_device **out) {
     if (!out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: out is NULL");
     *out = NULL;
-    if (selection && selection->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: selection->struct_size is not set");
+    if (selection) TRY(tn_result_check(selection, "tn_device_open: selection"));
     tn_device_options o;
     TRY(read_device_options(options, &o));
 
@@ -591,10 +586,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     fill_table();
     tn_status status = choose_device(&s, preference ? preference : "auto");
     tn_registry_unlock();
-    if (selection) {
-        if (selection->struct_size < sizeof log) log.struct_size = selection->struct_size;
-        memcpy(selection, &log, log.struct_size);
-    }
+    if (selection) (void)tn_result_write(selection, &log, sizeof log, "tn_device_open: selection");
     *out = s.found;
     return status;
 }
@@ -731,10 +723,7 @@ int tn_device_host_count(const tn_device *d) {
 
 tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {
     TRY(tn_need(d, "tn_device_host_at: device"));
-    TRY(tn_need(out, "tn_device_host_at: out"));
     tn_host_use row = {.struct_size = 0};
-    size_t room = out->struct_size < sizeof row ? out->struct_size : sizeof row;
-    if (room < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: out->struct_size is not set");
     pthread_mutex_lock(&guard);
     int count = d->host_rows ? d->host_rows->count : 0;
     if (i >= 0 && i < count) row = d->host_rows->rows[i];
@@ -742,9 +731,7 @@ tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {
     if (i < 0 || i >= count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: row %d is out of range; there are %d for %s", i, count,
                        d->info.id);
-    row.struct_size = room;
-    memcpy(out, &row, room);
-    return TN_OK;
+    return tn_result_write(out, &row, sizeof row, "tn_device_host_at: out");
 }
 
 /* ==== exactness of results, for the whole process ================================================================= */

@@ -31,9 +31,7 @@ static void look(int row, tn_blas_facts *out) {
 }
 
 tn_status tn_library_at(int i, tn_library_info *out) {
-    TRY(tn_need(out, "tn_library_at: out"));
-    if (out->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: out->struct_size is not set");
+    TRY(tn_result_check(out, "tn_library_at: out"));
     if (i < 0 || i >= tn_library_count())
         return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d is out of range; there are %d", i, tn_library_count());
     tn_blas_facts facts;
@@ -44,7 +42,7 @@ tn_status tn_library_at(int i, tn_library_info *out) {
     else
         look(row, &facts);
     tn_library_info full = {
-        .struct_size = out->struct_size, .available = facts.why.code == TN_REASON_NONE, .in_use = facts.chosen};
+        .struct_size = sizeof full, .available = facts.why.code == TN_REASON_NONE, .in_use = facts.chosen};
     snprintf(full.name, sizeof full.name, "%s", facts.name);
     snprintf(full.title, sizeof full.title, "%s", facts.title);
     snprintf(full.path, sizeof full.path, "%s", facts.path);
@@ -53,8 +51,7 @@ tn_status tn_library_at(int i, tn_library_info *out) {
     snprintf(full.reason, sizeof full.reason, "%s", facts.why.text);
     snprintf(full.fix, sizeof full.fix, "%s", facts.why.fix);
     snprintf(full.backend, sizeof full.backend, "%s", row < 0 ? "cpu" : tn_vendor_library_at(row)->backend);
-    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
-    return TN_OK;
+    return tn_result_write(out, &full, sizeof full, "tn_library_at: out");
 }
 
 enum { SECONDS = 10 };

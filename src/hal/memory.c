@@ -553,13 +553,11 @@ tn_status tn_device_set_pool_max(tn_device *d, size_t bytes) {
 }
 
 tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
-    if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: %s is NULL", d ? "stats" : "device");
-    if (out->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: stats->struct_size is not set");
+    TRY(tn_need(d, "tn_device_get_pool_stats: device"));
     const pool *p = d->pool;
     tn_slab_pool_facts f = p->pieces ? slab_pool_stats(p->pieces) : (tn_slab_pool_facts){0};
     heap_lock();
-    tn_pool_stats s = {.struct_size = out->struct_size,
+    tn_pool_stats s = {.struct_size = sizeof s,
                        .in_use_bytes = p->in_use_bytes,
                        .peak_bytes = p->in_use_peak,
                        .kept_bytes = p->kept_bytes,
@@ -575,8 +573,7 @@ tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
     s.free_bytes = f.free_bytes;
     s.largest_free = f.largest;
     s.fragmentation = f.free_bytes ? 1 - (double)f.largest / (double)f.free_bytes : 0;
-    memcpy(out, &s, out->struct_size < sizeof s ? out->struct_size : sizeof s);
-    return TN_OK;
+    return tn_result_write(out, &s, sizeof s, "tn_device_get_pool_stats: stats");
 }
 
 void tn_device_reset_pool_peak(tn_device *d) {

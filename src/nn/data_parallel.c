@@ -890,11 +890,9 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
 }
 
 tn_status tn_data_parallel_get_saving(const tn_data_parallel *p, tn_memory_report *out) {
-    if (!p || !out) return tn_nn_need(NULL, "tn_data_parallel_get_saving: p or out");
-    if (out->struct_size < sizeof *out)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_data_parallel_get_saving: out->struct_size is not set");
-    *out = (tn_memory_report){out->struct_size, p->recomputes, p->parts, p->refused};
-    return TN_OK;
+    TRY(tn_nn_need(p, "tn_data_parallel_get_saving: p"));
+    tn_memory_report full = {sizeof full, p->recomputes, p->parts, p->refused};
+    return tn_result_write(out, &full, sizeof full, "tn_data_parallel_get_saving: out");
 }
 
 tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx) {
@@ -938,17 +936,13 @@ tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x) {
 int tn_data_parallel_device_count(const tn_data_parallel *p) { return p ? p->member_count : 0; }
 
 tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn_data_parallel_device *out) {
-    if (!out) return tn_nn_need(out, "tn_data_parallel_device_at: out");
     if (i < 0 || i >= tn_data_parallel_device_count(p))
         return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: index %d is out of range; there are %d devices", i,
                                tn_data_parallel_device_count(p));
-    if (out->struct_size < sizeof *out)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_data_parallel_device_at: out->struct_size is not set");
     const member *m = &p->members[i];
     tn_device_info info;
-    out->parts = m->parts;
-    out->lost = m->lost;
-    snprintf(out->id, sizeof out->id, "%s", id_of(m->device, &info));
-    snprintf(out->reason, sizeof out->reason, "%s", m->reason);
-    return TN_OK;
+    tn_data_parallel_device full = {.parts = m->parts, .lost = m->lost};
+    snprintf(full.id, sizeof full.id, "%s", id_of(m->device, &info));
+    snprintf(full.reason, sizeof full.reason, "%s", m->reason);
+    return tn_result_write(out, &full, sizeof full, "tn_data_parallel_device_at: out");
 }

@@ -271,9 +271,7 @@ static tn_status one_step(attempt *a) {
 
 /* The report so far, for the caller and `finish`. */
 static void publish(survival *r) {
-    if (!r->published) return;
-    r->report.struct_size = r->published->struct_size < sizeof r->report ? r->published->struct_size : sizeof r->report;
-    memcpy(r->published, &r->report, r->report.struct_size);
+    if (r->published) (void)tn_result_write(r->published, &r->report, sizeof r->report, "tn_survive: report");
 }
 
 static tn_status make_steps(attempt *a) {
@@ -550,8 +548,7 @@ tn_status tn_survive(const tn_survivor *work, void *ctx, const char *const *pref
                                preferences ? "" : ", and the list is NULL");
     for (int i = 0; i < count; i++)
         if (!preferences[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_survive: preference %d is NULL", i);
-    if (report && report->struct_size < sizeof report->struct_size)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_survive: report->struct_size is not set");
+    if (report) TRY(tn_result_check(report, "tn_survive: report"));
     r.reported = r.made = r.options.first;
     s = try_in_order(&r, preferences, count);
     if (s == TN_OK) tn_set_random_state(r.random);

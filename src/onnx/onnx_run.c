@@ -125,21 +125,18 @@ int tn_onnx_input_count(const tn_onnx *m) { return m ? m->graph->input_count : 0
 int tn_onnx_output_count(const tn_onnx *m) { return m ? m->graph->output_count : 0; }
 
 static tn_status describe_model(const onnx_port *ports, int count, int i, const char *what, tn_onnx_info *info) {
-    TRY(tn_need(info, "tn_onnx: info"));
-    if (info->struct_size < sizeof *info)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_onnx: set struct_size to sizeof(tn_onnx_info)");
     if (i < 0 || i >= count)
         return tn_fail(TN_ERR_ARGUMENT, "%s index %d is out of range; the model has %d", what, i, count);
     static const onnx_declared unknown = {.rank = -1};
     const onnx_declared *t = ports[i].type ? ports[i].type : &unknown;
-    info->name = ports[i].name;
-    info->kind = t->kind;
-    info->type = onnx_types[t->type].name;
-    info->dtype = onnx_types[t->type].dtype;
-    info->rank = t->rank;
-    memcpy(info->shape, t->shape, sizeof info->shape);
-    memcpy(info->dims, t->dims, sizeof info->dims);
-    return TN_OK;
+    tn_onnx_info full = {.name = ports[i].name,
+                         .kind = t->kind,
+                         .type = onnx_types[t->type].name,
+                         .dtype = onnx_types[t->type].dtype,
+                         .rank = t->rank};
+    memcpy(full.shape, t->shape, sizeof full.shape);
+    memcpy(full.dims, t->dims, sizeof full.dims);
+    return tn_result_write(info, &full, sizeof full, "tn_onnx: info");
 }
 
 tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info) {

@@ -200,14 +200,12 @@ double tn_item(const tn_tensor *t) {
 /* ---- counters ---------------------------------------------------------------------------------------------------- */
 
 tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
-    TRY(tn_need(stats, "tn_get_runtime_stats: stats"));
-    if (stats->struct_size < sizeof(size_t))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_get_runtime_stats: stats->struct_size is not set");
+    TRY(tn_result_check(stats, "tn_get_runtime_stats: stats"));
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;
     tn_memory_stats memory = tn_memory_get_stats();
-    tn_runtime_stats full = {.struct_size = stats->struct_size,
+    tn_runtime_stats full = {.struct_size = sizeof full,
                              .plans_made = c->made,
                              .plan_hits = c->hits,
                              .plan_misses = c->misses,
@@ -217,8 +215,7 @@ tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
                              .peak_bytes = memory.peak_bytes,
                              .plan_seconds = c->plan_seconds,
                              .run_seconds = c->run_seconds};
-    memcpy(stats, &full, stats->struct_size < sizeof full ? stats->struct_size : sizeof full);
-    return TN_OK;
+    return tn_result_write(stats, &full, sizeof full, "tn_get_runtime_stats: stats");
 }
 
 void tn_reset_runtime_stats(void) {

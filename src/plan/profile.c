@@ -136,18 +136,17 @@ void tn_profile_free(tn_profile *p) {
 int64_t tn_profile_count(const tn_profile *p) { return p ? p->count : 0; }
 
 tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *out) {
-    if (!p || !out || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: an argument is NULL or its struct_size is not set");
+    TRY(tn_need(p, "tn_profile_at: the profile"));
     if (i < 0 || i >= p->count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: row %lld is out of range; there are %lld", (long long)i,
                        (long long)p->count);
     const profile_row *row = &p->rows[i];
-    *out = (tn_profile_row){.struct_size = out->struct_size,
-                            .kind = row->kind,
-                            .label = row->label,
-                            .runs = row->runs,
-                            .bytes = row->bytes,
-                            .flops = row->flops,
-                            .seconds = row->seconds};
-    return TN_OK;
+    tn_profile_row full = {.struct_size = sizeof full,
+                           .kind = row->kind,
+                           .label = row->label,
+                           .runs = row->runs,
+                           .bytes = row->bytes,
+                           .flops = row->flops,
+                           .seconds = row->seconds};
+    return tn_result_write(out, &full, sizeof full, "tn_profile_at: out");
 }

@@ -180,10 +180,10 @@ tn_status tn_classifier_open(const char *folder, const tn_classifier_options *op
 }
 
 tn_status tn_classifier_get_facts(const tn_classifier *c, tn_classifier_facts *facts) {
-    TRY(tn_txt_check_facts("tn_classifier_get_facts", c, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_classifier_get_facts: facts", c, facts));
     const hf_folder *f = &c->net.folder;
-    *facts = (tn_classifier_facts){
-        .struct_size = sizeof *facts,
+    tn_classifier_facts full = {
+        .struct_size = sizeof full,
         .architecture = tn_hf_text(f, "model_type", ""),
         .hears = c->family->input != INPUT_PICTURE,
         .classes = c->classes,
@@ -192,7 +192,7 @@ tn_status tn_classifier_get_facts(const tn_classifier *c, tn_classifier_facts *f
         .independent = c->classes == 1 || strcmp(tn_hf_text(f, "problem_type", ""), "multi_label_classification") == 0,
         .parameters = c->net.parameters,
         .weights_bytes = c->net.bytes};
-    return TN_OK;
+    return tn_result_write(facts, &full, sizeof full, "tn_classifier_get_facts: facts");
 }
 
 const char *tn_classifier_label(const tn_classifier *c, int64_t index) {

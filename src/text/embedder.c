@@ -229,23 +229,23 @@ tn_status tn_embedder_open(const char *folder, const tn_embedder_options *option
 }
 
 tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) {
-    TRY(tn_txt_check_facts("tn_embedder_get_facts", e, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_embedder_get_facts: facts", e, facts));
     const encoder_config *c = &e->config;
-    *facts =
-        (tn_embedder_facts){.struct_size = sizeof *facts,
-                            .architecture = e->reader ? e->reader->config.family->architecture : c->family->model_type,
-                            .layers = c->layers,
-                            .hidden = c->hidden,
-                            .intermediate = c->intermediate,
-                            .heads = c->heads,
-                            .vocabulary = c->vocabulary,
-                            .width = c->width,
-                            .longest = c->longest,
-                            .parameters = c->parameters,
-                            .weights_bytes = c->weights_bytes,
-                            .pooling = c->pooling,
-                            .norm = c->norm};
-    return TN_OK;
+    tn_embedder_facts full = {.struct_size = sizeof full,
+                              .architecture =
+                                  e->reader ? e->reader->config.family->architecture : c->family->model_type,
+                              .layers = c->layers,
+                              .hidden = c->hidden,
+                              .intermediate = c->intermediate,
+                              .heads = c->heads,
+                              .vocabulary = c->vocabulary,
+                              .width = c->width,
+                              .longest = c->longest,
+                              .parameters = c->parameters,
+                              .weights_bytes = c->weights_bytes,
+                              .pooling = c->pooling,
+                              .norm = c->norm};
+    return tn_result_write(facts, &full, sizeof full, "tn_embedder_get_facts: facts");
 }
 
 tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {

@@ -688,7 +688,7 @@ bool tn_llm_ends(const tn_llm *m, int32_t id) {
 int64_t tn_llm_position(const tn_llm *m) { return m ? m->position : 0; }
 
 tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
-    TRY(tn_txt_check_facts("tn_llm_get_facts", m, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_llm_get_facts: facts", m, facts));
     return tn_llm_describe(&m->config, &m->file->source, facts);
 }
 

@@ -562,8 +562,8 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
     add_turned_keys(c, &memory);
     TRY(find_name(s, &name, &length));
     int64_t experts = c->experts.choices > 0 ? c->size[SIZE_EXPERTS] : 1;
-    *facts = (tn_llm_facts){
-        .struct_size = sizeof *facts,
+    tn_llm_facts full = {
+        .struct_size = sizeof full,
         .architecture = c->family->architecture,
         .parameters = c->file.parameters,
         .layers = c->layers,
@@ -583,13 +583,13 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
         .tied_embeddings = c->tied,
         .token_bytes = memory.weights_bytes - c->experts.bytes / experts * (experts - c->experts.choices),
     };
-    snprintf(facts->name, sizeof facts->name, "%.*s", (int)(length < 120 ? length : 120), name);
-    snprintf(facts->quantisation, sizeof facts->quantisation, "%s", c->file.quantization);
-    return TN_OK;
+    snprintf(full.name, sizeof full.name, "%.*s", (int)(length < 120 ? length : 120), name);
+    snprintf(full.quantisation, sizeof full.quantisation, "%s", c->file.quantization);
+    return tn_result_write(facts, &full, sizeof full, "tn_llm_get_facts: facts");
 }
 
 tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts) {
-    TRY(tn_txt_check_facts("tn_llm_inspect", file, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_llm_inspect: facts", file, facts));
     llm_config c;
     llm_source s = {.gguf = (tn_gguf *)(uintptr_t)file}; /* only read */
     TRY(tn_llm_configure(&s, options, &c));
@@ -597,7 +597,7 @@ tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_
 }
 
 tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts) {
-    TRY(tn_txt_check_facts("tn_llm_inspect_path", path, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_llm_inspect_path: facts", path, facts));
     llm_config c;
     AUTO_CALL(tn_llm_source_close) llm_source s = {0};
     TRY(tn_llm_source_open(path, &s));

@@ -83,10 +83,9 @@ tn_status tn_llm_set_draft(tn_llm *m, const tn_llm_draft_options *options) {
 }
 
 tn_status tn_llm_get_draft_facts(const tn_llm *m, tn_llm_draft_facts *facts) {
-    TRY(tn_txt_check_facts("tn_llm_get_draft_facts", m, facts, sizeof *facts));
-    *facts = m->draft ? m->draft->facts : (tn_llm_draft_facts){0};
-    facts->struct_size = sizeof *facts;
-    return TN_OK;
+    TRY(tn_txt_check_facts("tn_llm_get_draft_facts: facts", m, facts));
+    tn_llm_draft_facts full = m->draft ? m->draft->facts : (tn_llm_draft_facts){0};
+    return tn_result_write(facts, &full, sizeof full, "tn_llm_get_draft_facts: facts");
 }
 
 void tn_llm_drop_draft(tn_llm *m) {

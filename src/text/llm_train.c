@@ -301,8 +301,7 @@ static bool is_answer(const tn_finetune_example *e, int64_t i) { return !e->answ
 
 static tn_status check_batch(const tn_finetune *t, const tn_finetune_example *examples, int64_t count,
                              const tn_finetune_stats *result, tn_finetune_stats *out) {
-    if (result && result->struct_size < sizeof *result)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "finetune: result->struct_size is not set");
+    if (result) TRY(tn_result_check(result, "finetune: result"));
     if (!t || !examples || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "finetune: the trainer or the texts are NULL, or their number is %" PRId64, count);
@@ -663,7 +662,7 @@ tn_status tn_finetune_backward(tn_finetune *t, const tn_finetune_example *exampl
     AUTO_DEVICE(t->m->device);
     tn_status status = add_gradients(t, examples, count, &found);
     if (status != TN_OK) tn_optimizer_zero_grad(t->optimizer);
-    if (status == TN_OK && result) *result = found;
+    if (status == TN_OK && result) status = tn_result_write(result, &found, sizeof found, "finetune: result");
     return status;
 }
 
@@ -673,7 +672,7 @@ tn_status tn_finetune_evaluate(tn_finetune *t, const tn_finetune_example *exampl
     TRY(check_batch(t, examples, count, result, &found));
     AUTO_DEVICE(t->m->device);
     TRY(run_batch(t, examples, count, false, &found));
-    if (result) *result = found;
+    if (result) TRY(tn_result_write(result, &found, sizeof found, "finetune: result"));
     return TN_OK;
 }
 
@@ -705,7 +704,7 @@ tn_status tn_finetune_step(tn_finetune *t, const tn_finetune_example *examples, 
     tn_optimizer_zero_grad(t->optimizer);
     t->m->position = 0; /* the caches hold what other weights computed */
     tn_llm_drop_draft(t->m);
-    if (status == TN_OK && result) *result = found;
+    if (status == TN_OK && result) status = tn_result_write(result, &found, sizeof found, "finetune: result");
     return status;
 }
 

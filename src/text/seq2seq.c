@@ -422,20 +422,20 @@ tn_status tn_seq2seq_open(const char *folder, const tn_seq2seq_options *options,
 }
 
 tn_status tn_seq2seq_get_facts(const tn_seq2seq *m, tn_seq2seq_facts *facts) {
-    TRY(tn_txt_check_facts("tn_seq2seq_get_facts", m, facts, sizeof *facts));
-    *facts = (tn_seq2seq_facts){.struct_size = sizeof *facts,
-                                .architecture = m->config.family->type,
-                                .encoder_layers = m->config.layer_count[ENCODER],
-                                .decoder_layers = m->config.layer_count[DECODER],
-                                .hidden = m->config.hidden,
-                                .heads = m->config.heads,
-                                .vocabulary = m->config.vocabulary,
-                                .context = m->config.context,
-                                .parameters = m->folder.taken,
-                                .weights_bytes = m->folder.taken_bytes,
-                                .start = m->config.start,
-                                .forced = m->config.forced};
-    return TN_OK;
+    TRY(tn_txt_check_facts("tn_seq2seq_get_facts: facts", m, facts));
+    tn_seq2seq_facts full = {.struct_size = sizeof full,
+                             .architecture = m->config.family->type,
+                             .encoder_layers = m->config.layer_count[ENCODER],
+                             .decoder_layers = m->config.layer_count[DECODER],
+                             .hidden = m->config.hidden,
+                             .heads = m->config.heads,
+                             .vocabulary = m->config.vocabulary,
+                             .context = m->config.context,
+                             .parameters = m->folder.taken,
+                             .weights_bytes = m->folder.taken_bytes,
+                             .start = m->config.start,
+                             .forced = m->config.forced};
+    return tn_result_write(facts, &full, sizeof full, "tn_seq2seq_get_facts: facts");
 }
 
 bool tn_seq2seq_ends(const tn_seq2seq *m, int32_t id) {

@@ -157,22 +157,22 @@ tn_status tn_speech_open(const char *folder, const tn_speech_options *options, t
 }
 
 tn_status tn_speech_get_facts(const tn_speech *s, tn_speech_facts *facts) {
-    TRY(tn_txt_check_facts("tn_speech_get_facts", s, facts, sizeof *facts));
+    TRY(tn_txt_check_facts("tn_speech_get_facts: facts", s, facts));
     const speech_config *c = &s->config;
-    *facts = (tn_speech_facts){.struct_size = sizeof *facts,
-                               .architecture = "whisper",
-                               .encoder_layers = c->layers[ENCODER],
-                               .decoder_layers = c->layers[DECODER],
-                               .hidden = c->hidden,
-                               .heads = c->heads[DECODER],
-                               .vocabulary = c->vocabulary,
-                               .mels = c->mels,
-                               .frames = MEL_WINDOW_FRAMES,
-                               .context = c->context,
-                               .parameters = s->folder.taken,
-                               .weights_bytes = s->folder.taken_bytes,
-                               .multilingual = c->multilingual};
-    return TN_OK;
+    tn_speech_facts full = {.struct_size = sizeof full,
+                            .architecture = "whisper",
+                            .encoder_layers = c->layers[ENCODER],
+                            .decoder_layers = c->layers[DECODER],
+                            .hidden = c->hidden,
+                            .heads = c->heads[DECODER],
+                            .vocabulary = c->vocabulary,
+                            .mels = c->mels,
+                            .frames = MEL_WINDOW_FRAMES,
+                            .context = c->context,
+                            .parameters = s->folder.taken,
+                            .weights_bytes = s->folder.taken_bytes,
+                            .multilingual = c->multilingual};
+    return tn_result_write(facts, &full, sizeof full, "tn_speech_get_facts: facts");
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */

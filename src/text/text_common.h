@@ -76,10 +76,9 @@ static inline void tn_txt_leave(tn_device **before) {
     if (tn_current_device() != *before) tn_set_current_device(*before);
 }
 
-/* TN_ERR_ARGUMENT if the object that facts are asked of is NULL, or the struct for them, which begins with its size. */
-static inline tn_status tn_txt_check_facts(const char *function, const void *object, const void *facts, size_t size) {
-    if (object && facts && *(const size_t *)facts >= size) return TN_OK;
-    return tn_backend_fail(TN_ERR_ARGUMENT, "%s: an argument is NULL or facts->struct_size is not set", function);
+/* TN_ERR_ARGUMENT if the object that facts are asked of is NULL, or the struct for them has no size. */
+static inline tn_status tn_txt_check_facts(const char *function, const void *object, const void *facts) {
+    return object ? tn_result_check(facts, function) : tn_backend_fail(TN_ERR_ARGUMENT, "%s: it is NULL", function);
 }
 
 /* seq2seq.c: T5's buckets of distances, [n, n] i64 for queries and keys; half of `count` are for keys after the

@@ -437,6 +437,8 @@ static void gradients_refuse(void **state) {
 static void options_refuse(void **state) {
     (void)state;
     tn_device_options o = TN_DEVICE_DEFAULTS;
+    FAILS(tn_result_check(NULL, NULL))
+    FAILS(tn_result_write(NULL, NULL, 8, NULL))
     FAILS(tn_options_read(NULL, &o, "function", "initialiser"))
     FAILS(tn_options_read(&o, &o, NULL, "initialiser"))
     FAILS(tn_options_read(&o, &o, "function", NULL))

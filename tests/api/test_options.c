@@ -595,6 +595,131 @@ static void every_struct_of_the_headers_is_in_the_table(void **state) {
     assert_int_equal(seen, TN_COUNT(rows));
 }
 
+/* ---- structs that are filled in ---------------------------------------------------------------------------------- */
+
+/* Each fills in `out` by one function. */
+typedef tn_status filling(void *out);
+
+static tn_status fill_device_info(void *out) { return tn_device_get_info(tn_current_device(), out); }
+static tn_status fill_pool_stats(void *out) { return tn_device_get_pool_stats(tn_current_device(), out); }
+static tn_status fill_library_info(void *out) { return tn_library_at(0, out); }
+static tn_status fill_runtime_stats(void *out) { return tn_get_runtime_stats(out); }
+static tn_status fill_placement(void *out) { return tn_get_placement(out); }
+static tn_status fill_try_report(void *out) { return tn_try((const char *[]){"cpu"}, 1, NULL, nothing, NULL, out); }
+
+static tn_status fill_selection(void *out) {
+    tn_device *d = NULL;
+    tn_status s = tn_device_open("cpu", NULL, out, &d);
+    tn_device_close(d);
+    return s;
+}
+
+static tn_status fill_survive_report(void *out) {
+    tn_survivor work = TN_SURVIVOR_DEFAULTS;
+    work.begin = begin_nothing;
+    work.step = step_nothing;
+    work.state = state_of_nothing;
+    work.end = end_nothing;
+    return tn_survive(&work, NULL, (const char *[]){"cpu"}, 1, NULL, out);
+}
+
+static tn_status fill_certify_counts(void *out) {
+    tn_certify_options o = TN_CERTIFY_DEFAULTS;
+    o.every = 100000;
+    return tn_certify(tn_current_device(), &o, out);
+}
+
+static tn_status fill_profile_row(void *out) {
+    TN_SCOPE;
+    tn_profile *p = tn_profile_begin();
+    tn_tensor *x = tn_add(tn_ones(TN_DIMS(3), TN_F32), tn_ones(TN_DIMS(3), TN_F32));
+    tn_status s = tn_eval(&x, 1);
+    tn_profile_end(p);
+    if (s == TN_OK) s = tn_profile_at(p, 0, out);
+    tn_profile_free(p);
+    return s;
+}
+
+static tn_status fill_memory_estimate(void *out) {
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
+    sizes.layers = sizes.heads = 1;
+    sizes.bytes_per_weight = 4;
+    sizes.hidden = sizes.intermediate = sizes.vocabulary = sizes.sequence = 8;
+    return tn_estimate_inference_memory(&sizes, out);
+}
+
+static tn_status fill_of_data_parallel(void *out, bool of_device) {
+    tn_module *root = small_module();
+    tn_device *device = tn_current_device();
+    tn_data_parallel *p;
+    tn_status s = tn_data_parallel_new(root, &device, 1, NULL, &p);
+    if (s == TN_OK) s = of_device ? tn_data_parallel_device_at(p, 0, out) : tn_data_parallel_get_saving(p, out);
+    tn_data_parallel_free(p);
+    tn_module_free(root);
+    return s;
+}
+static tn_status fill_data_parallel_device(void *out) { return fill_of_data_parallel(out, true); }
+static tn_status fill_memory_report(void *out) { return fill_of_data_parallel(out, false); }
+
+#define OF_FILE(type, name, open, path, look) \
+    static tn_status fill_##name(void *out) { \
+        type *f = NULL;                       \
+        tn_status s = open;                   \
+        if (s == TN_OK) s = look;             \
+        path(f);                              \
+        return s;                             \
+    }
+OF_FILE(tn_safetensors, safetensors_info, tn_safetensors_open("tests/corpus/safetensors/one", &f), tn_safetensors_close,
+        tn_safetensors_at(f, 0, out))
+OF_FILE(tn_gguf, gguf_info, tn_gguf_open("tests/corpus/gguf/tensors", &f), tn_gguf_close, tn_gguf_at(f, 0, out))
+OF_FILE(tn_pickle, pickle_info, tn_pickle_open("tests/corpus/pickle/sample.pt", &f), tn_pickle_close,
+        tn_pickle_at(f, 0, out))
+OF_FILE(tn_onnx, onnx_info, tn_onnx_open("tests/corpus/onnx/mlp.onnx", NULL, &f), tn_onnx_close,
+        tn_onnx_input_at(f, 0, out))
+
+/* A program that was compiled with earlier headers gets the fields that it knows; one with later headers is told which
+ * ones there are. */
+static void structs_are_filled_in_as_far_as_the_program_knows_them(void **state) {
+    (void)state;
+    static const struct {
+        const char *type;
+        filling *fill;
+        size_t bytes;
+    } results[] = {
+#define RESULT(name) {#name, fill_##name, sizeof(tn_##name)}
+        RESULT(device_info),    RESULT(pool_stats),       RESULT(library_info),    RESULT(runtime_stats),
+        RESULT(placement),      RESULT(try_report),       RESULT(selection),       RESULT(survive_report),
+        RESULT(certify_counts), RESULT(profile_row),      RESULT(memory_estimate), RESULT(data_parallel_device),
+        RESULT(memory_report),  RESULT(safetensors_info), RESULT(gguf_info),       RESULT(pickle_info),
+        RESULT(onnx_info),
+#undef RESULT
+    };
+    enum { ROOM = 1 << 16, FILLED = 0xAA };
+    for (size_t i = 0; i < TN_COUNT(results); i++) {
+        size_t bytes = results[i].bytes;
+        assert_true(bytes + 64 <= ROOM);
+        for (size_t size = sizeof(size_t); size <= bytes + 64; size += bytes / 2 + 8) {
+            union {
+                size_t struct_size;
+                uint8_t bytes[ROOM];
+            } *out = malloc(sizeof *out);
+            assert_non_null(out);
+            memset(out, FILLED, sizeof *out);
+            out->struct_size = size;
+            tn_status s = results[i].fill(out);
+            if (s != TN_OK) fail_msg("%s with %zu of %zu bytes: %s", results[i].type, size, bytes, tn_error());
+            if (out->struct_size != (size < bytes ? size : bytes))
+                fail_msg("%s: struct_size is %zu afterwards", results[i].type, out->struct_size);
+            for (size_t at = out->struct_size; at < bytes + 64; at++)
+                if (out->bytes[at] != FILLED) fail_msg("%s: byte %zu was written", results[i].type, at);
+            out->struct_size = 0;
+            if (results[i].fill(out) != TN_ERR_ARGUMENT || !strstr(tn_error(), "struct_size"))
+                fail_msg("%s without a size: %s", results[i].type, tn_error());
+            free(out);
+        }
+    }
+}
+
 /* ---- zero is zero ------------------------------------------------------------------------------------------------ */
 
 static void assert_numbers(tn_tensor *t, const double *expected, int count, double bound) {
@@ -1295,6 +1420,7 @@ int main(void) {
         cmocka_unit_test(the_initialiser_is_what_null_means),
         cmocka_unit_test(fields_that_an_older_program_lacks_have_their_defaults),
         cmocka_unit_test(every_struct_of_the_headers_is_in_the_table),
+        cmocka_unit_test(structs_are_filled_in_as_far_as_the_program_knows_them),
         cmocka_unit_test(an_eps_of_zero_adds_nothing),
         cmocka_unit_test(a_beta_of_zero_is_the_l1_loss),
         cmocka_unit_test(a_scale_of_zero_weighs_all_keys_alike),

@@ -511,6 +511,10 @@ static void what_is_no_text_is_refused(void **state) {
     assert_int_equal(f.longest, PLACES);
     assert_int_equal(f.vocabulary, WORDS);
     assert_int_equal(f.pooling, TN_POOLING_MEAN);
+    f = (tn_embedder_facts){.struct_size = offsetof(tn_embedder_facts, vocabulary), .vocabulary = -5};
+    assert_ok(tn_embedder_get_facts(e, &f)); /* as an older program's */
+    assert_int_equal(f.hidden, HIDDEN);
+    assert_int_equal(f.vocabulary, -5);
     assert_int_equal(tn_embedder_run(e, (int32_t[]){WORDS}, (int64_t[]){1}, 1, out), TN_ERR_ARGUMENT);
     assert_int_equal(tn_embedder_run(e, ids, (int64_t[]){PLACES + 1}, 1, out), TN_ERR_ARGUMENT);
     assert_int_equal(tn_embedder_run(e, ids, (int64_t[]){0}, 1, out), TN_ERR_ARGUMENT);
