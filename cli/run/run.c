@@ -556,8 +556,9 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK) status = run_all_network(w);
     if (status == TN_OK) status = tn_get_placement(&p);
     if (!p.device[0]) name_device(device, &p);
-    if (status == TN_OK && w->ranks && run_top_check(&w->top, w->model, w->out) != TN_OK) w->top.count = 0;
-    if (status == TN_OK && !w->ranks) status = run_top_check(&w->top, w->model, w->out);
+    bool asked = !w->ranks || w->top.path; /* for classes */
+    if (status == TN_OK && !asked && run_top_check(&w->top, w->model, w->out) != TN_OK) w->top.count = 0;
+    if (status == TN_OK && asked) status = run_top_check(&w->top, w->model, w->out);
     if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
     if (status == TN_OK && w->trace) status = write_trace(w);
     if (status != TN_OK) {

@@ -273,6 +273,16 @@ static void exported_networks_are_given_what_the_folder_says(void **state) {
     snprintf(line, sizeof line, "%%s run %s %s --scale 1/51 2>&1", net, path);
     assert_int_equal(run_trunnion(line, said, sizeof said), 0);
     assert_text_has(said, "  0  5 ");
+    char names[600];
+    snprintf(names, sizeof names, "%s/names.txt", folder);
+    write_file(names, "red\ngreen\nblue\n");
+    snprintf(line, sizeof line, "%%s run %s %s --scale 1/51 --labels %s 2>&1", net, path, names);
+    assert_int_equal(run_trunnion(line, said, sizeof said), 0);
+    assert_text_has(said, "  0  5  red\n");
+    assert_text_has(said, "  2  1  blue\n");
+    write_file(names, "red\ngreen\n");
+    assert_int_equal(run_trunnion(line, said, sizeof said), 1);
+    assert_text_has(said, "has 2 lines, but the output has 3 classes");
     snprintf(line, sizeof line, "%s/config.json", folder);
     write_file(line, "{\"id2label\": {\"0\": \"cat\\u001b[31m\", \"1\": \"dog\", \"2\": \"owl\"}}");
     snprintf(line, sizeof line, "%%s run %s %s 2>&1", net, path);
