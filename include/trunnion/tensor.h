@@ -194,6 +194,20 @@ TN_API tn_scope tn_scope_begin(void);
 TN_API void tn_scope_end(tn_scope *scope);
 TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does nothing */
 
+/* TN_FUNCTION("name"); is TN_SCOPE for a function that you build on operations: to the end of the block, errors of the
+ * operations begin with this name instead of theirs. If such functions call each other, the first one's name counts. */
+#define TN_FUNCTION(name) TN_FUNCTION_AT_(name, __LINE__)
+#define TN_FUNCTION_AT_(name, line) TN_FUNCTION_ON_(name, line)
+#define TN_FUNCTION_ON_(name, line) \
+    TN_AT_BLOCK_END_(tn_function, tn_function_end, tn_function_begin(name), tn_function_##line)
+
+typedef struct tn_function {
+    tn_scope scope;
+    const char *before;
+} tn_function;
+TN_API tn_function tn_function_begin(const char *name); /* name: a literal, because it is not copied */
+TN_API void tn_function_end(tn_function *f);
+
 /* Declares a variable of `type`, initialized by begin(); end(&variable) is called where its block ends. */
 #define TN_CLEANUP_(type, end, begin, line) TN_CLEANUP_AT_(type, end, begin, line)
 #define TN_CLEANUP_AT_(type, end, begin, line) TN_AT_BLOCK_END_(type, end, begin(), type##_##line)

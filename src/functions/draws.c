@@ -11,26 +11,26 @@ static tn_tensor *standard_exponential(const int64_t *shape, int rank) {
 }
 
 tn_tensor *(tn_exponential)(double lambd, const int64_t *shape, int rank) {
-    TN_SCOPE;
+    TN_FUNCTION("exponential");
     if (!(lambd > 0)) return wrong("exponential", "lambd", lambd, "be above 0");
     return tn_keep(tn_div(standard_exponential(shape, rank), tn_scalar(lambd)));
 }
 
 tn_tensor *(tn_cauchy)(double median, double sigma, const int64_t *shape, int rank) {
-    TN_SCOPE;
+    TN_FUNCTION("cauchy");
     if (!(sigma > 0)) return wrong("cauchy", "sigma", sigma, "be above 0");
     tn_tensor *angle = tn_mul(tn_sub(tn_rand(shape, rank), tn_scalar(0.5)), tn_scalar(M_PI));
     return tn_keep(tn_add(tn_mul(tn_tan(angle), tn_scalar(sigma)), tn_scalar(median)));
 }
 
 tn_tensor *(tn_log_normal)(double mean, double std, const int64_t *shape, int rank) {
-    TN_SCOPE;
+    TN_FUNCTION("log_normal");
     if (!(std > 0)) return wrong("log_normal", "std", std, "be above 0");
     return tn_keep(tn_exp(tn_normal(mean, std, shape, rank)));
 }
 
 tn_tensor *(tn_geometric)(double p, const int64_t *shape, int rank) {
-    TN_SCOPE;
+    TN_FUNCTION("geometric");
     if (!(p > 0 && p < 1)) return wrong("geometric", "p", p, "lie between 0 and 1");
     tn_tensor *trials = tn_ceil(tn_div(standard_exponential(shape, rank), tn_scalar(-log1p(-p))));
     return tn_keep(tn_maximum(trials, tn_scalar(1)));
@@ -43,9 +43,9 @@ static tn_tensor *drawn(const tn_tensor *valid, const tn_tensor *place, int64_t 
 }
 
 tn_tensor *(tn_multinomial)(const tn_tensor *p, int64_t num_samples, bool replacement) {
+    TN_FUNCTION("multinomial");
     tn_tensor *bad = refused(p);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if ((tn_rank(p) != 1 && tn_rank(p) != 2) || !is_float(p) || num_samples < 1 || tn_size(p, -1) < 1)
         return tn_keep(tn_failed(TN_ERR_SHAPE, "multinomial: weights [classes] or [rows, classes] of a floating point "
                                                "type, and at least one sample, are needed"));
@@ -73,9 +73,9 @@ tn_tensor *(tn_multinomial)(const tn_tensor *p, int64_t num_samples, bool replac
 /* ---- dropouts, leaky slopes -------------------------------------------------------------------------------------- */
 
 tn_tensor *(tn_rrelu)(const tn_tensor *x, double lower, double upper, bool training) {
+    TN_FUNCTION("rrelu");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!(lower <= upper)) return wrong("rrelu", "lower", lower, "not exceed upper");
     if (!is_float(x)) return tn_keep(tn_failed(TN_ERR_DTYPE, "rrelu: the tensor must be of a floating point type"));
     if (!training) return tn_keep(tn_leaky_relu(x, (lower + upper) / 2));
@@ -89,9 +89,9 @@ static tn_tensor *kept_mask(const int64_t *shape, int rank, double p, tn_dtype t
 
 tn_tensor *(tn_feature_dropout)(const tn_tensor *x, double p, bool training, bool batched) {
     int64_t shape[TN_MAX_RANK];
+    TN_FUNCTION("feature_dropout");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!(p >= 0 && p <= 1)) return wrong("feature_dropout", "p", p, "lie in [0, 1]");
     if (tn_rank(x) < 1 + batched)
         return tn_keep(
@@ -106,9 +106,9 @@ tn_tensor *(tn_feature_dropout)(const tn_tensor *x, double p, bool training, boo
 /* Dropped elements become the value that selu tends to; a and b keep mean 0 and variance 1. Source: Klambauer 2017. */
 tn_tensor *(tn_alpha_dropout)(const tn_tensor *x, double p, bool training) {
     const double low = -1.7580993408473766;
+    TN_FUNCTION("alpha_dropout");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!(p >= 0 && p <= 1)) return wrong("alpha_dropout", "p", p, "lie in [0, 1]");
     if (!is_float(x))
         return tn_keep(tn_failed(TN_ERR_DTYPE, "alpha_dropout: the tensor must be of a floating point type"));
@@ -144,11 +144,11 @@ static tn_tensor *ascending(const tn_tensor *offsets, int64_t n) {
 
 tn_tensor *(tn_embedding_bag)(const tn_tensor *index, const tn_tensor *weight, const tn_tensor *offsets,
                               tn_bag_mode mode, const tn_tensor *per_sample_weights) {
+    TN_FUNCTION("embedding_bag");
     tn_tensor *bad = refused2(index, weight);
     if (!bad && offsets) bad = refused(offsets);
     if (!bad && per_sample_weights) bad = refused(per_sample_weights);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     bad = no_choice("embedding_bag: mode", (int)mode, TN_BAG_MAX, "TN_BAG_SUM, TN_BAG_MEAN, TN_BAG_MAX");
     if (bad) return tn_keep(bad);
     bool fits = is_index(index) && tn_rank(weight) == 2 &&

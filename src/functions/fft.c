@@ -246,7 +246,7 @@ static tn_tensor *refused_norm(tn_fft_norm norm) {
 
 static tn_tensor *one_dim(const kind *k, const tn_tensor *x, int64_t n, int64_t dim, tn_fft_norm norm) {
     int dims;
-    TN_SCOPE;
+    TN_FUNCTION(k->name);
     tn_tensor *bad = refused_signal(k, x, &dims);
     if (!bad) bad = refused_norm(norm);
     if (bad) return tn_keep(bad);
@@ -288,11 +288,11 @@ static tn_tensor *read_dims(const kind *k, const int64_t *dims, int count, int r
 }
 
 /* k: of the last dim; the others are transformed by fft or ifft. */
-static tn_tensor *several_dims(const kind *k, const tn_tensor *x, const int64_t *n, const int64_t *dims, int count,
-                               tn_fft_norm norm) {
+static tn_tensor *several_dims(const char *name, const kind *k, const tn_tensor *x, const int64_t *n,
+                               const int64_t *dims, int count, tn_fft_norm norm) {
     const kind *rest = k->inverse ? &ifft : &fft;
     int at[TN_MAX_RANK], rank;
-    TN_SCOPE;
+    TN_FUNCTION(name);
     tn_tensor *bad = refused_signal(k, x, &rank), *y = NULL;
     if (!bad) bad = refused_norm(norm);
     if (!bad) bad = read_dims(k, dims, count, rank, at);
@@ -305,16 +305,16 @@ static tn_tensor *several_dims(const kind *k, const tn_tensor *x, const int64_t 
 }
 
 tn_tensor *tn_fftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm) {
-    return several_dims(&fft, x, n, dims, count, norm);
+    return several_dims("fftn", &fft, x, n, dims, count, norm);
 }
 tn_tensor *tn_ifftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm) {
-    return several_dims(&ifft, x, n, dims, count, norm);
+    return several_dims("ifftn", &ifft, x, n, dims, count, norm);
 }
 tn_tensor *tn_rfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm) {
-    return several_dims(&rfft, x, n, dims, count, norm);
+    return several_dims("rfftn", &rfft, x, n, dims, count, norm);
 }
 tn_tensor *tn_irfftn(const tn_tensor *x, const int64_t *n, const int64_t *dims, int count, tn_fft_norm norm) {
-    return several_dims(&irfft, x, n, dims, count, norm);
+    return several_dims("irfftn", &irfft, x, n, dims, count, norm);
 }
 
 /* ---- windows of a signal ----------------------------------------------------------------------------------------- */
@@ -341,7 +341,7 @@ static tn_tensor *refused_frames(const char *name, const tn_tensor *x, const tn_
 
 tn_tensor *tn_stft(const tn_tensor *x, int64_t n_fft, int64_t hop, const tn_tensor *window, bool center,
                    bool normalized) {
-    TN_SCOPE;
+    TN_FUNCTION("stft");
     tn_tensor *bad = refused_frames("stft", x, window, n_fft, hop);
     if (bad) return tn_keep(bad);
     int rank = tn_rank(x);
@@ -373,7 +373,7 @@ static tn_tensor *overlapped(const tn_tensor *frames, int64_t hop) {
 
 tn_tensor *tn_istft(const tn_tensor *x, int64_t n_fft, int64_t hop, const tn_tensor *window, bool center,
                     bool normalized, int64_t length) {
-    TN_SCOPE;
+    TN_FUNCTION("istft");
     tn_tensor *bad = refused_frames("istft", x, window, n_fft, hop);
     if (bad) return tn_keep(bad);
     int rank = tn_rank(x);

@@ -111,7 +111,7 @@ static tn_tensor *failed_pool(tn_tensor *error, tn_tensor **indices) {
 tn_tensor *(tn_max_pool)(const tn_tensor *x, int axes, const int64_t *kernel_size, const int64_t *stride,
                          const int64_t *padding, const int64_t *dilation, bool ceil_mode, tn_tensor **indices) {
     axis a[MOST_AXES];
-    TN_SCOPE;
+    TN_FUNCTION("max_pool");
     tn_tensor *bad = refused(x);
     if (!bad) bad = read_axes("max_pool", x, axes, kernel_size, stride, padding, dilation, ceil_mode, true, a);
     if (bad) return failed_pool(bad, indices);
@@ -141,7 +141,7 @@ static tn_tensor *window_counts(const axis *a, bool padding_counts, tn_dtype t) 
 tn_tensor *(tn_avg_pool)(const tn_tensor *x, int axes, const int64_t *kernel_size, const int64_t *stride,
                          const int64_t *padding, bool ceil_mode, bool count_include_pad, int64_t divisor_override) {
     axis a[MOST_AXES];
-    TN_SCOPE;
+    TN_FUNCTION("avg_pool");
     tn_tensor *bad = refused(x);
     if (!bad) bad = read_axes("avg_pool", x, axes, kernel_size, stride, padding, NULL, ceil_mode, true, a);
     if (bad) return tn_keep(bad);
@@ -164,9 +164,9 @@ tn_tensor *(tn_avg_pool)(const tn_tensor *x, int axes, const int64_t *kernel_siz
 tn_tensor *(tn_lp_pool)(const tn_tensor *x, int axes, double norm_type, const int64_t *kernel_size,
                         const int64_t *stride, bool ceil_mode) {
     double count = 1;
+    TN_FUNCTION("lp_pool");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x, NULL))
         return tn_keep(
             tn_cast((tn_lp_pool)(in_f32(x), axes, norm_type, kernel_size, stride, ceil_mode), tn_dtype_of(x)));
@@ -217,7 +217,7 @@ static tn_tensor *check_adaptive(const char *name, const tn_tensor *x, int axes,
 }
 
 tn_tensor *(tn_adaptive_avg_pool)(const tn_tensor *x, int axes, const int64_t *output_size) {
-    TN_SCOPE;
+    TN_FUNCTION("adaptive_avg_pool");
     tn_tensor *bad = check_adaptive("adaptive_avg_pool", x, axes, output_size), *weight;
     if (bad) return tn_keep(bad);
     tn_dtype wide = tn_dtype_of(x) == TN_F64 ? TN_F64 : TN_F32;
@@ -239,7 +239,7 @@ tn_tensor *(tn_adaptive_avg_pool)(const tn_tensor *x, int axes, const int64_t *o
 }
 
 tn_tensor *(tn_adaptive_max_pool)(const tn_tensor *x, int axes, const int64_t *output_size, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("adaptive_max_pool");
     tn_tensor *bad = check_adaptive("adaptive_max_pool", x, axes, output_size);
     if (bad) return failed_pool(bad, indices);
     tn_tensor *y = tn_contiguous(x), *place = indices ? image_numbers(x, axes) : NULL;
@@ -261,9 +261,9 @@ tn_tensor *(tn_adaptive_max_pool)(const tn_tensor *x, int axes, const int64_t *o
 }
 
 tn_tensor *(tn_max_unpool)(const tn_tensor *x, const tn_tensor *indices, int axes, const int64_t *size) {
+    TN_FUNCTION("max_unpool");
     tn_tensor *bad = refused2(x, indices);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int lead = tn_rank(x) - axes;
     bool fits =
         size && axes >= 1 && axes <= MOST_AXES && lead >= 1 && tn_rank(indices) == tn_rank(x) && is_index(indices);
@@ -319,7 +319,7 @@ static tn_tensor *check_conv(const char *name, const tn_tensor *x, const tn_tens
 tn_tensor *(tn_conv3d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const int64_t *stride,
                        const int64_t *padding, const int64_t *dilation, int64_t groups) {
     axis a[MOST_AXES];
-    TN_SCOPE;
+    TN_FUNCTION("conv3d");
     tn_tensor *bad = check_conv("conv3d", x, weight, bias, 3);
     if (!bad) bad = read_axes("conv3d", x, 3, tn_shape(weight) + 2, stride, padding, dilation, false, false, a);
     if (bad) return tn_keep(bad);
@@ -338,7 +338,7 @@ tn_tensor *(tn_conv3d)(const tn_tensor *x, const tn_tensor *weight, const tn_ten
 
 tn_tensor *(tn_conv_transpose1d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, int64_t stride,
                                  int64_t padding, int64_t output_padding, int64_t groups, int64_t dilation) {
-    TN_SCOPE;
+    TN_FUNCTION("conv_transpose1d");
     tn_tensor *bad = check_conv("conv_transpose1d", x, weight, bias, 1);
     if (bad) return tn_keep(bad);
     tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
@@ -353,7 +353,7 @@ tn_tensor *(tn_conv_transpose1d)(const tn_tensor *x, const tn_tensor *weight, co
 tn_tensor *(tn_conv_transpose3d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                  const int64_t *stride, const int64_t *padding, const int64_t *output_padding,
                                  int64_t groups, const int64_t *dilation) {
-    TN_SCOPE;
+    TN_FUNCTION("conv_transpose3d");
     tn_tensor *bad = check_conv("conv_transpose3d", x, weight, bias, 3);
     if (bad) return tn_keep(bad);
     bool batched = tn_rank(x) == 5;
@@ -397,7 +397,7 @@ static tn_tensor *columns_of(const tn_tensor *x, const axis *a) {
 tn_tensor *(tn_im2col)(const tn_tensor *x, const int64_t kernel[2], const int64_t dilation[2], const int64_t padding[2],
                        const int64_t stride[2]) {
     axis a[MOST_AXES];
-    TN_SCOPE;
+    TN_FUNCTION("im2col");
     tn_tensor *bad = refused(x);
     if (!bad) bad = read_axes("unfold", x, 2, kernel, stride, padding, dilation, false, false, a);
     if (bad) return tn_keep(bad);
@@ -408,9 +408,9 @@ tn_tensor *(tn_im2col)(const tn_tensor *x, const int64_t kernel[2], const int64_
 tn_tensor *(tn_col2im)(const tn_tensor *x, const int64_t size[2], const int64_t kernel[2], const int64_t dilation[2],
                        const int64_t padding[2], const int64_t stride[2]) {
     axis a[MOST_AXES];
+    TN_FUNCTION("col2im");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!size || !kernel) return tn_keep(tn_failed(TN_ERR_ARGUMENT, "fold: size or kernel is NULL"));
     for (int k = 0; k < 2; k++)
         if (size[k] < 1 || size[k] > MOST_NUMBER || kernel[k] < 1 || kernel[k] > MOST_NUMBER ||
@@ -569,9 +569,9 @@ static tn_tensor *resized(const tn_tensor *x, int dim, int64_t out, double scale
 
 tn_tensor *(tn_interpolate)(const tn_tensor *x, const int64_t *size, int size_count, const double *scales,
                             tn_interpolate_mode mode, bool align_corners) {
+    TN_FUNCTION("interpolate");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     bad =
         no_choice("interpolate: mode", (int)mode, TN_INTERPOLATE_CUBIC_ANTIALIAS,
                   "TN_INTERPOLATE_NEAREST, TN_INTERPOLATE_NEAREST_EXACT, TN_INTERPOLATE_LINEAR, TN_INTERPOLATE_CUBIC, "
@@ -621,18 +621,18 @@ static tn_tensor *shuffled(const char *name, const tn_tensor *x, int64_t r, bool
 }
 
 tn_tensor *(tn_pixel_shuffle)(const tn_tensor *x, int64_t upscale_factor) {
-    TN_SCOPE;
+    TN_FUNCTION("pixel_shuffle");
     return tn_keep(tn_contiguous(shuffled("pixel_shuffle", x, upscale_factor, true)));
 }
 tn_tensor *(tn_pixel_unshuffle)(const tn_tensor *x, int64_t downscale_factor) {
-    TN_SCOPE;
+    TN_FUNCTION("pixel_unshuffle");
     return tn_keep(tn_contiguous(shuffled("pixel_unshuffle", x, downscale_factor, false)));
 }
 
 tn_tensor *(tn_channel_shuffle)(const tn_tensor *x, int64_t groups) {
+    TN_FUNCTION("channel_shuffle");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) < 3 || groups < 1 || tn_size(x, 1) % groups)
         return tn_keep(tn_failed(
             TN_ERR_SHAPE, "channel_shuffle: %lld groups do not divide the channels of a tensor [batch, channels, …]",
@@ -642,9 +642,9 @@ tn_tensor *(tn_channel_shuffle)(const tn_tensor *x, int64_t groups) {
 }
 
 tn_tensor *(tn_local_response_norm)(const tn_tensor *x, int64_t size, double alpha, double beta, double k) {
+    TN_FUNCTION("local_response_norm");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x, NULL))
         return tn_keep(tn_cast((tn_local_response_norm)(in_f32(x), size, alpha, beta, k), tn_dtype_of(x)));
     if (tn_rank(x) < 3 || size < 1)
@@ -688,9 +688,9 @@ static tn_tensor *look_up(const tn_tensor *x, const tn_tensor *place, const tn_t
 
 tn_tensor *(tn_grid_sample)(const tn_tensor *x, const tn_tensor *grid, tn_grid_mode mode, tn_grid_padding padding,
                             bool align_corners) {
+    TN_FUNCTION("grid_sample");
     tn_tensor *bad = refused2(x, grid);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     bad = no_choice("grid_sample: mode", (int)mode, TN_GRID_NEAREST, "TN_GRID_BILINEAR, TN_GRID_NEAREST");
     if (!bad)
         bad = no_choice("grid_sample: padding", (int)padding, TN_GRID_REFLECTION,
@@ -731,9 +731,9 @@ tn_tensor *(tn_grid_sample)(const tn_tensor *x, const tn_tensor *grid, tn_grid_m
 }
 
 tn_tensor *(tn_affine_grid)(const tn_tensor *theta, const int64_t *size, int size_count, bool align_corners) {
+    TN_FUNCTION("affine_grid");
     tn_tensor *bad = refused(theta);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int axes = size ? size_count - 2 : 0;
     if ((axes != 2 && axes != 3) || tn_rank(theta) != 3 || tn_size(theta, 0) != size[0] || tn_size(theta, 1) != axes ||
         tn_size(theta, 2) != axes + 1 || !is_float(theta))

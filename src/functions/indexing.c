@@ -28,9 +28,9 @@ static tn_tensor *places_of(const tn_tensor *x) {
 }
 
 tn_tensor *(tn_nonzero)(const tn_tensor *x) {
+    TN_FUNCTION("nonzero");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     return tn_keep(places_of(x));
 }
 
@@ -38,9 +38,9 @@ static tn_tensor *rows_set(const tn_tensor *mask) { return tn_select(places_of(f
 
 tn_tensor *(tn_masked_select)(const tn_tensor *x, const tn_tensor *mask) {
     int64_t shape[TN_MAX_RANK];
+    TN_FUNCTION("masked_select");
     tn_tensor *bad = refused2(x, mask);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int rank = common_shape(tn_shape(x), tn_rank(x), tn_shape(mask), tn_rank(mask), shape);
     if (tn_dtype_of(mask) != TN_BOOL) return tn_keep(tn_failed(TN_ERR_DTYPE, "masked_select: the mask must be bool"));
     if (rank < 0) return tn_keep(tn_failed(TN_ERR_SHAPE, "masked_select: mask and tensor do not broadcast"));
@@ -50,10 +50,10 @@ tn_tensor *(tn_masked_select)(const tn_tensor *x, const tn_tensor *mask) {
 
 tn_tensor *(tn_masked_scatter)(const tn_tensor *x, const tn_tensor *mask, const tn_tensor *source) {
     int64_t shape[TN_MAX_RANK];
+    TN_FUNCTION("masked_scatter");
     tn_tensor *bad = refused2(x, mask);
     if (!bad) bad = refused(source);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_dtype_of(mask) != TN_BOOL) return tn_keep(tn_failed(TN_ERR_DTYPE, "masked_scatter: the mask must be bool"));
     if (tn_dtype_of(x) != tn_dtype_of(source))
         return tn_keep(tn_failed(TN_ERR_DTYPE, "masked_scatter: tensor and source must have the same dtype"));
@@ -182,9 +182,9 @@ static int shape_of_rows(const by_rows *r, int64_t *shape) {
 
 tn_tensor *(tn_index)(const tn_tensor *x, tn_tensor *const *indices, int count) {
     int64_t shape[2 * TN_MAX_RANK], order[2 * TN_MAX_RANK];
+    TN_FUNCTION("index");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     by_rows r = rows_for(x, indices, count);
     if (r.error) return tn_keep(r.error);
     if (r.indexed == 0) return tn_keep(tn_contiguous(x));
@@ -197,9 +197,9 @@ tn_tensor *(tn_index)(const tn_tensor *x, tn_tensor *const *indices, int count) 
 tn_tensor *(tn_index_put)(const tn_tensor *x, tn_tensor *const *indices, int count, const tn_tensor *values,
                           bool accumulate) {
     int64_t shape[2 * TN_MAX_RANK], order[2 * TN_MAX_RANK], back[TN_MAX_RANK], wanted[2 * TN_MAX_RANK];
+    TN_FUNCTION("index_put");
     tn_tensor *bad = refused2(x, values);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_dtype_of(values) != tn_dtype_of(x))
         return tn_keep(tn_failed(TN_ERR_DTYPE, "index_put: tensor and values must have the same dtype"));
     by_rows r = rows_for(x, indices, count);
@@ -224,19 +224,19 @@ tn_tensor *(tn_index_put)(const tn_tensor *x, tn_tensor *const *indices, int cou
 }
 
 tn_tensor *(tn_take)(const tn_tensor *x, const tn_tensor *index) {
+    TN_FUNCTION("take");
     tn_tensor *bad = refused2(x, index);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!is_index(index)) return tn_keep(tn_failed(TN_ERR_DTYPE, "take: the index must be of an integer type"));
     tn_tensor *from = flat(index), *taken = tn_index(flat(x), &from, 1);
     return tn_keep(tn_reshape(taken, tn_shape(index), tn_rank(index)));
 }
 
 tn_tensor *(tn_put)(const tn_tensor *x, const tn_tensor *index, const tn_tensor *source, bool accumulate) {
+    TN_FUNCTION("put");
     tn_tensor *bad = refused2(x, index);
     if (!bad) bad = refused(source);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (!is_index(index)) return tn_keep(tn_failed(TN_ERR_DTYPE, "put: the index must be of an integer type"));
     if (tn_numel(index) != tn_numel(source))
         return tn_keep(tn_failed(TN_ERR_SHAPE, "put: %lld indices, but %lld elements of the source",
@@ -272,7 +272,7 @@ static tn_tensor *check_slices(const char *name, const tn_tensor *x, int64_t *di
 }
 
 tn_tensor *(tn_index_fill)(const tn_tensor *x, int64_t dim, const tn_tensor *index, double value) {
-    TN_SCOPE;
+    TN_FUNCTION("index_fill");
     tn_tensor *bad = check_slices("index_fill", x, &dim, index);
     if (bad) return tn_keep(bad);
     int64_t size = extent_of(x, dim);
@@ -310,22 +310,22 @@ static tn_tensor *combined(const char *name, const tn_tensor *x, int64_t dim, co
 }
 
 tn_tensor *(tn_index_copy)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *source) {
-    TN_SCOPE;
+    TN_FUNCTION("index_copy");
     return tn_keep(combined("index_copy", x, dim, index, source, -1, true));
 }
 
 tn_tensor *(tn_index_reduce)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *source,
                              tn_reduce reduce, bool include_self) {
-    TN_SCOPE;
+    TN_FUNCTION("index_reduce");
     return tn_keep(combined("index_reduce", x, dim, index, source, (int)reduce, include_self));
 }
 
 tn_tensor *(tn_scatter_mean)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *source,
                              bool include_self) {
+    TN_FUNCTION("scatter_mean");
     tn_tensor *bad = refused2(x, index);
     if (!bad) bad = refused(source);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     tn_tensor *sum = tn_scatter_reduce(x, dim, index, source, TN_REDUCE_SUM, include_self);
     tn_tensor *ones = tn_ones(tn_shape(source), tn_rank(source), TN_I64);
     tn_tensor *count = tn_scatter_add(tn_full(tn_shape(x), tn_rank(x), include_self, TN_I64), dim, index, ones);
@@ -360,15 +360,15 @@ static tn_tensor *runs(const tn_tensor *x, const tn_tensor *row, const tn_tensor
 }
 
 static tn_tensor *all_bad(tn_tensor *bad, tn_tensor **inverse, tn_tensor **counts) {
-    if (inverse) *inverse = tn_contiguous(bad);
-    if (counts) *counts = tn_contiguous(bad);
-    return bad;
+    if (inverse) *inverse = tn_keep(tn_contiguous(bad));
+    if (counts) *counts = tn_keep(tn_contiguous(bad));
+    return tn_keep(bad);
 }
 
 tn_tensor *(tn_unique)(const tn_tensor *x, tn_tensor **inverse, tn_tensor **counts) {
+    TN_FUNCTION("unique");
     tn_tensor *bad = refused(x);
     if (bad) return all_bad(bad, inverse, counts);
-    TN_SCOPE;
     bool truth = tn_dtype_of(x) == TN_BOOL;
     tn_tensor *row = truth ? tn_cast(flat(x), TN_U8) : flat(x), *order = tn_argsort(row, 0, false);
     tn_tensor *y = runs(x, tn_index_select(row, 0, order), order, inverse, counts);
@@ -376,9 +376,9 @@ tn_tensor *(tn_unique)(const tn_tensor *x, tn_tensor **inverse, tn_tensor **coun
 }
 
 tn_tensor *(tn_unique_consecutive)(const tn_tensor *x, tn_tensor **inverse, tn_tensor **counts) {
+    TN_FUNCTION("unique_consecutive");
     tn_tensor *bad = refused(x);
     if (bad) return all_bad(bad, inverse, counts);
-    TN_SCOPE;
     return tn_keep(runs(x, flat(x), NULL, inverse, counts));
 }
 
@@ -386,9 +386,9 @@ tn_tensor *(tn_unique_consecutive)(const tn_tensor *x, tn_tensor **inverse, tn_t
 
 tn_tensor *(tn_bincount)(const tn_tensor *x, const tn_tensor *weights, int64_t minlength) {
     double most = -1, least = 0;
+    TN_FUNCTION("bincount");
     tn_tensor *bad = weights ? refused2(x, weights) : refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) != 1 || !is_index(x))
         return tn_keep(
             tn_failed(TN_ERR_DTYPE, "bincount: x is %s; pass a vector of integers", tn_dtype_name(tn_dtype_of(x))));
@@ -415,9 +415,9 @@ tn_tensor *(tn_bincount)(const tn_tensor *x, const tn_tensor *weights, int64_t m
 }
 
 tn_tensor *(tn_histc)(const tn_tensor *x, int64_t bins, double min, double max) {
+    TN_FUNCTION("histc");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (bins < 1)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "histc: bins is %lld; it must be at least 1", (long long)bins));
     if (!is_float(x)) return tn_keep(tn_failed(TN_ERR_DTYPE, "histc: the tensor must be of a floating point type"));
@@ -460,9 +460,9 @@ static tn_tensor *search(const tn_tensor *sorted, const tn_tensor *values, bool 
 }
 
 tn_tensor *(tn_searchsorted)(const tn_tensor *sorted, const tn_tensor *values, bool right) {
+    TN_FUNCTION("searchsorted");
     tn_tensor *bad = refused2(sorted, values);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int rank = tn_rank(sorted);
     bool fits = rank == 1 || (rank > 1 && rank == tn_rank(values));
     for (int d = 0; fits && rank > 1 && d < rank - 1; d++)
@@ -475,9 +475,9 @@ tn_tensor *(tn_searchsorted)(const tn_tensor *sorted, const tn_tensor *values, b
 }
 
 tn_tensor *(tn_bucketize)(const tn_tensor *x, const tn_tensor *boundaries, bool right) {
+    TN_FUNCTION("bucketize");
     tn_tensor *bad = refused2(x, boundaries);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(boundaries) != 1)
         return tn_keep(
             tn_failed(TN_ERR_SHAPE, "bucketize: boundaries must have rank 1; they have %d", tn_rank(boundaries)));
@@ -485,9 +485,9 @@ tn_tensor *(tn_bucketize)(const tn_tensor *x, const tn_tensor *boundaries, bool 
 }
 
 tn_tensor *(tn_isin)(const tn_tensor *x, const tn_tensor *values, bool invert) {
+    TN_FUNCTION("isin");
     tn_tensor *bad = refused2(x, values);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t n = tn_numel(values);
     tn_tensor *found;
     if (n == 0) {
@@ -501,9 +501,9 @@ tn_tensor *(tn_isin)(const tn_tensor *x, const tn_tensor *values, bool invert) {
 }
 
 tn_tensor *(tn_repeat_interleave)(const tn_tensor *x, int64_t repeats, int64_t dim) {
+    TN_FUNCTION("repeat_interleave");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim);
     if (at < 0) return no_dim("repeat_interleave", x, dim);
     if (repeats < 0)
@@ -522,9 +522,9 @@ tn_tensor *(tn_repeat_interleave)(const tn_tensor *x, int64_t repeats, int64_t d
 /* Slice k ends where the running sum of the repeats says: each place of the result looks up which slice that is. */
 tn_tensor *(tn_repeat_interleave_by)(const tn_tensor *x, const tn_tensor *repeats, int64_t dim) {
     double total = 0, least = 0, most = 0;
+    TN_FUNCTION("repeat_interleave_by");
     tn_tensor *bad = refused2(x, repeats);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim);
     if (at < 0) return no_dim("repeat_interleave", x, dim);
     tn_tensor *line = as_line(x);

@@ -2,16 +2,16 @@
 #include "functions/common.h"
 
 tn_tensor *(tn_pairwise_distance)(const tn_tensor *x, const tn_tensor *y, double p, double eps, bool keepdim) {
+    TN_FUNCTION("pairwise_distance");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     return tn_keep(tn_norm(tn_add(tn_sub(x, y), tn_scalar(eps)), p, (int64_t[]){-1}, 1, keepdim));
 }
 
 tn_tensor *(tn_cdist)(const tn_tensor *x, const tn_tensor *y, double p) {
+    TN_FUNCTION("cdist");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) < 2 || tn_rank(y) < 2 || tn_size(x, -1) != tn_size(y, -1))
         return tn_keep(tn_failed(TN_ERR_SHAPE, "cdist: x [..., n, d] and y [..., m, d] with equal d are needed"));
     if (!(p >= 0)) return tn_keep(tn_failed(TN_ERR_ARGUMENT, "cdist: p is %g; it must be at least 0", p));
@@ -19,9 +19,9 @@ tn_tensor *(tn_cdist)(const tn_tensor *x, const tn_tensor *y, double p) {
 }
 
 tn_tensor *(tn_pdist)(const tn_tensor *x, double p) {
+    TN_FUNCTION("pdist");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) != 2)
         return tn_keep(tn_failed(TN_ERR_SHAPE, "pdist: the tensor has rank %d; it must be a matrix", tn_rank(x)));
     if (!(p >= 0)) return tn_keep(tn_failed(TN_ERR_ARGUMENT, "pdist: p is %g; it must be at least 0", p));
@@ -34,10 +34,10 @@ tn_tensor *(tn_pdist)(const tn_tensor *x, double p) {
 
 tn_tensor *(tn_cosine_embedding_loss)(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *target, double margin,
                                       tn_reduction reduction) {
+    TN_FUNCTION("cosine_embedding_loss");
     tn_tensor *bad = refused2(x1, x2);
     if (!bad) bad = refused(target);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x1, x2))
         return tn_keep(
             tn_cast((tn_cosine_embedding_loss)(in_f32(x1), in_f32(x2), target, margin, reduction), tn_dtype_of(x1)));
@@ -59,10 +59,10 @@ tn_tensor *(tn_cosine_embedding_loss)(const tn_tensor *x1, const tn_tensor *x2, 
 
 tn_tensor *(tn_triplet_margin_loss)(const tn_tensor *anchor, const tn_tensor *positive, const tn_tensor *negative,
                                     double margin, double p, double eps, bool swap, tn_reduction reduction) {
+    TN_FUNCTION("triplet_margin_loss");
     tn_tensor *bad = refused2(anchor, positive);
     if (!bad) bad = refused(negative);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(anchor, positive) && are_halves(anchor, negative))
         return tn_keep(tn_cast((tn_triplet_margin_loss)(in_f32(anchor), in_f32(positive), in_f32(negative), margin, p,
                                                         eps, swap, reduction),
@@ -82,10 +82,10 @@ tn_tensor *(tn_triplet_margin_loss)(const tn_tensor *anchor, const tn_tensor *po
 
 tn_tensor *(tn_multi_margin_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight, double p,
                                   double margin, tn_reduction reduction) {
+    TN_FUNCTION("multi_margin_loss");
     tn_tensor *bad = refused2(x, target);
     if (!bad && weight) bad = refused(weight);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x, weight))
         return tn_keep(
             tn_cast((tn_multi_margin_loss)(in_f32(x), target, in_f32(weight), p, margin, reduction), tn_dtype_of(x)));
@@ -114,9 +114,9 @@ tn_tensor *(tn_multi_margin_loss)(const tn_tensor *x, const tn_tensor *target, c
 
 /* target: class numbers up to the first −1. Each of these, t, meets each class i that is not among them. */
 tn_tensor *(tn_multilabel_margin_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
+    TN_FUNCTION("multilabel_margin_loss");
     tn_tensor *bad = refused2(x, target);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     bool fits = tn_rank(x) == tn_rank(target) && tn_rank(x) <= 2 && is_index(target);
     for (int d = 0; fits && d < tn_rank(x); d++)
         fits = tn_size(x, d) == tn_size(target, d);
@@ -141,10 +141,10 @@ tn_tensor *(tn_multilabel_margin_loss)(const tn_tensor *x, const tn_tensor *targ
 
 tn_tensor *(tn_multilabel_soft_margin_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                             tn_reduction reduction) {
+    TN_FUNCTION("multilabel_soft_margin_loss");
     tn_tensor *bad = refused2(x, target);
     if (!bad && weight) bad = refused(weight);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) == 0)
         return tn_keep(tn_failed(TN_ERR_SHAPE, "multilabel_soft_margin_loss: the tensor has no dimension of classes"));
     tn_tensor *yes = tn_mul(target, tn_logsigmoid(x));
@@ -204,10 +204,10 @@ static tn_tensor *ctc_alpha(const tn_tensor *log_probs, const tn_tensor *extende
 
 tn_tensor *(tn_ctc_loss)(const tn_tensor *log_probs, const tn_tensor *targets, const tn_tensor *input_lengths,
                          const tn_tensor *target_lengths, int64_t blank, tn_reduction reduction, bool zero_infinity) {
+    TN_FUNCTION("ctc_loss");
     tn_tensor *bad = refused2(log_probs, targets);
     if (!bad) bad = refused2(input_lengths, target_lengths);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t batch = tn_rank(log_probs) == 3 ? tn_size(log_probs, 1) : -1;
     bool fits = batch >= 0 && tn_size(log_probs, 0) > 0 && tn_rank(targets) == 2 && tn_size(targets, 0) == batch &&
                 tn_rank(input_lengths) == 1 && tn_numel(input_lengths) == batch && tn_rank(target_lengths) == 1 &&

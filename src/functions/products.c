@@ -265,9 +265,9 @@ tn_tensor *(tn_tensordot)(const tn_tensor *x, const tn_tensor *y, const int64_t 
     char labels_x[] = "abcdefgh", labels_y[] = "ABCDEFGH", kept[2 * TN_MAX_RANK + 1] = "", text[64];
     _Static_assert(sizeof labels_x == TN_MAX_RANK + 1, "one label for each dim");
     bool used_x[TN_MAX_RANK] = {0}, used_y[TN_MAX_RANK] = {0};
+    TN_FUNCTION("tensordot");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int rank_x = tn_rank(x), rank_y = tn_rank(y), at = 0;
     bool fits = dims_x_count == dims_y_count && (!dims_x_count || (dims_x && dims_y)) && dims_x_count >= 0 &&
                 dims_x_count <= rank_x && dims_x_count <= rank_y;
@@ -291,19 +291,20 @@ tn_tensor *(tn_tensordot)(const tn_tensor *x, const tn_tensor *y, const int64_t 
 }
 
 tn_tensor *(tn_inner)(const tn_tensor *x, const tn_tensor *y) {
+    TN_FUNCTION("inner");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    if (!tn_rank(x) || !tn_rank(y)) return tn_mul(x, y);
+    if (bad) return tn_keep(bad);
+    if (!tn_rank(x) || !tn_rank(y)) return tn_keep(tn_mul(x, y));
     long long m = tn_size(x, -1), n = tn_size(y, -1);
-    if (m != n) return tn_failed(TN_ERR_SHAPE, "inner: the last extents are %lld and %lld; they must be equal", m, n);
-    return (tn_tensordot)(x, y, (int64_t[]){-1}, 1, (int64_t[]){-1}, 1);
+    if (m == n) return tn_keep((tn_tensordot)(x, y, (int64_t[]){-1}, 1, (int64_t[]){-1}, 1));
+    return tn_keep(tn_failed(TN_ERR_SHAPE, "inner: the last extents are %lld and %lld; they must be equal", m, n));
 }
 
 tn_tensor *(tn_kron)(const tn_tensor *x, const tn_tensor *y) {
     int64_t a[2 * TN_MAX_RANK], b[2 * TN_MAX_RANK], shape[TN_MAX_RANK];
+    TN_FUNCTION("kron");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int rank = tn_rank(x) > tn_rank(y) ? tn_rank(x) : tn_rank(y), pairs = 0;
     for (int d = 0; d < rank; d++) {
         int64_t n = d < rank - tn_rank(x) ? 1 : tn_size(x, d - rank + tn_rank(x));
@@ -319,9 +320,9 @@ tn_tensor *(tn_kron)(const tn_tensor *x, const tn_tensor *y) {
 }
 
 tn_tensor *(tn_linalg_cross)(const tn_tensor *x, const tn_tensor *y, int64_t dim) {
+    TN_FUNCTION("linalg_cross");
     tn_tensor *bad = refused2(x, y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim);
     if (tn_rank(x) != tn_rank(y) || !tn_rank(x) || at < 0 || tn_size(x, at) != 3 || tn_size(y, at) != 3)
         return tn_keep(tn_failed(TN_ERR_SHAPE,
@@ -333,10 +334,10 @@ tn_tensor *(tn_linalg_cross)(const tn_tensor *x, const tn_tensor *y, int64_t dim
 }
 
 tn_tensor *(tn_bilinear)(const tn_tensor *x1, const tn_tensor *x2, const tn_tensor *weight, const tn_tensor *bias) {
+    TN_FUNCTION("bilinear");
     tn_tensor *bad = refused2(x1, x2);
     if (!bad) bad = bias ? refused2(weight, bias) : refused(weight);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x1, x2) && are_halves(x1, weight) && are_halves(x1, bias))
         return tn_keep(tn_cast((tn_bilinear)(in_f32(x1), in_f32(x2), in_f32(weight), in_f32(bias)), tn_dtype_of(x1)));
     bool fits = tn_rank(weight) == 3 && tn_rank(x1) && tn_rank(x1) == tn_rank(x2) &&
@@ -357,7 +358,7 @@ static tn_tensor *not_square(const char *name, const tn_tensor *x) {
 }
 
 tn_tensor *(tn_linalg_matrix_power)(const tn_tensor *x, int64_t n) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_matrix_power");
     tn_tensor *bad = not_square("linalg_matrix_power", x), *y = NULL;
     if (bad) return tn_keep(bad);
     tn_tensor *square = n < 0 ? tn_linalg_inv(x) : tn_contiguous(x);
@@ -374,7 +375,7 @@ tn_tensor *(tn_linalg_matrix_power)(const tn_tensor *x, int64_t n) {
  * fewer keep their value). */
 tn_tensor *(tn_linalg_matrix_exp)(const tn_tensor *x) {
     enum { DEGREE = 18, MOST_SQUARINGS = 12 };
-    TN_SCOPE;
+    TN_FUNCTION("linalg_matrix_exp");
     tn_tensor *bad = not_square("linalg_matrix_exp", x);
     if (bad) return tn_keep(bad);
     if (!is_float(x))
@@ -431,7 +432,7 @@ static tn_tensor *with_pinv_gradients(const tn_tensor *x, tn_tensor *p) {
 }
 
 tn_tensor *(tn_linalg_pinv)(const tn_tensor *x, double rtol) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_pinv");
     tn_tensor *bad = not_matrix("linalg_pinv", x), *u, *s, *vh;
     if (!bad) bad = bad_rtol("linalg_pinv", rtol);
     if (bad) return tn_keep(bad);
@@ -455,13 +456,13 @@ static tn_tensor *bad_system(const tn_tensor *a, const tn_tensor *b) {
 }
 
 tn_tensor *(tn_linalg_lu_solve)(const tn_tensor *p, const tn_tensor *l, const tn_tensor *u, const tn_tensor *b) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_lu_solve");
     tn_tensor *below = tn_linalg_solve_triangular(l, tn_matmul(tn_transpose(p, -2, -1), b), false);
     return tn_keep(tn_linalg_solve_triangular(u, below, true));
 }
 
 tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_lstsq");
     tn_tensor *bad = refused2(a, b);
     if (!bad) bad = not_matrix("linalg_lstsq", a);
     if (!bad) bad = not_matrix("linalg_lstsq", b);
@@ -471,7 +472,7 @@ tn_tensor *(tn_linalg_lstsq)(const tn_tensor *a, const tn_tensor *b, double rtol
 }
 
 tn_tensor *(tn_linalg_matrix_rank)(const tn_tensor *x, double rtol) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_matrix_rank");
     tn_tensor *bad = not_matrix("linalg_matrix_rank", x);
     if (!bad) bad = bad_rtol("linalg_matrix_rank", rtol);
     if (bad) return tn_keep(bad);
@@ -480,7 +481,7 @@ tn_tensor *(tn_linalg_matrix_rank)(const tn_tensor *x, double rtol) {
 }
 
 tn_tensor *(tn_linalg_matrix_norm)(const tn_tensor *x, tn_matrix_norm ord, bool keepdim) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_matrix_norm");
     tn_tensor *bad = not_matrix("linalg_matrix_norm", x);
     if (!bad)
         bad = no_choice("linalg_matrix_norm: ord", (int)ord, TN_MATRIX_NORM_NUC,
@@ -492,7 +493,7 @@ tn_tensor *(tn_linalg_matrix_norm)(const tn_tensor *x, tn_matrix_norm ord, bool 
 }
 
 tn_tensor *(tn_linalg_matrix_norm_of)(const tn_tensor *x, double ord, bool keepdim) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_matrix_norm_of");
     tn_tensor *bad = not_matrix("linalg_matrix_norm", x), *v;
     if (bad) return tn_keep(bad);
     double size = fabs(ord);
@@ -510,7 +511,7 @@ tn_tensor *(tn_linalg_matrix_norm_of)(const tn_tensor *x, double ord, bool keepd
 }
 
 tn_tensor *(tn_linalg_cond)(const tn_tensor *x, double p) {
-    TN_SCOPE;
+    TN_FUNCTION("linalg_cond");
     tn_tensor *bad = fabs(p) == 2 ? not_matrix("linalg_cond", x) : not_square("linalg_cond", x);
     if (bad) return tn_keep(bad);
     if (fabs(p) != 2)

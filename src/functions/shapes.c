@@ -6,8 +6,8 @@
 /* Repeated once: tn_contiguous would share the storage of a tensor that is contiguous. */
 tn_tensor *(tn_clone)(const tn_tensor *x) {
     static const int64_t once[TN_MAX_RANK] = {1, 1, 1, 1, 1, 1, 1, 1};
-    tn_tensor *bad = refused(x);
-    return bad ? bad : tn_repeat(x, once, tn_rank(x));
+    TN_FUNCTION("clone");
+    return tn_keep(tn_repeat(x, once, tn_rank(x)));
 }
 
 /* Writes src into a view of a copy of x; `part` belongs to the copy. */
@@ -23,27 +23,27 @@ static tn_tensor *with_part(const char *name, tn_tensor *copy, tn_tensor *part, 
 }
 
 tn_tensor *(tn_select_scatter)(const tn_tensor *x, const tn_tensor *src, int64_t dim, int64_t index) {
+    TN_FUNCTION("select_scatter");
     tn_tensor *bad = refused2(x, src);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     tn_tensor *copy = (tn_clone)(x);
     return tn_keep(with_part("select_scatter", copy, tn_select(copy, dim, index), src));
 }
 
 tn_tensor *(tn_slice_scatter)(const tn_tensor *x, const tn_tensor *src, int64_t dim, int64_t start, int64_t stop,
                               int64_t step) {
+    TN_FUNCTION("slice_scatter");
     tn_tensor *bad = refused2(x, src);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     tn_tensor *copy = (tn_clone)(x);
     return tn_keep(with_part("slice_scatter", copy, tn_slice(copy, dim, start, stop, step), src));
 }
 
 tn_tensor *(tn_as_strided_scatter)(const tn_tensor *x, const tn_tensor *src, const int64_t *shape, int rank,
                                    const int64_t *strides, int stride_count, int64_t offset) {
+    TN_FUNCTION("as_strided_scatter");
     tn_tensor *bad = refused2(x, src);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     tn_tensor *copy = (tn_clone)(x);
     tn_tensor *part = tn_as_strided(copy, shape, rank, strides, stride_count, offset);
     return tn_keep(with_part("as_strided_scatter", copy, part, src));
@@ -101,26 +101,26 @@ static tn_tensor *check_dims(const char *name, const tn_tensor *x, int64_t *dim1
 }
 
 tn_tensor *(tn_diagonal)(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
+    TN_FUNCTION("diagonal");
     tn_tensor *bad = refused(x);
     if (!bad) bad = check_dims("diagonal", x, &dim1, &dim2);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     return tn_keep(diagonal_of(x, offset, dim1, dim2));
 }
 
 tn_tensor *(tn_diagonal_scatter)(const tn_tensor *x, const tn_tensor *src, int64_t offset, int64_t dim1, int64_t dim2) {
+    TN_FUNCTION("diagonal_scatter");
     tn_tensor *bad = refused2(x, src);
     if (!bad) bad = check_dims("diagonal_scatter", x, &dim1, &dim2);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     tn_tensor *copy = (tn_clone)(x);
     return tn_keep(with_part("diagonal_scatter", copy, diagonal_of(copy, offset, dim1, dim2), src));
 }
 
 tn_tensor *(tn_diag_embed)(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
+    TN_FUNCTION("diag_embed");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int rank = tn_rank(x) + 1;
     int64_t a = dim1 < 0 ? dim1 + rank : dim1, b = dim2 < 0 ? dim2 + rank : dim2;
     if (tn_rank(x) == 0 || a < 0 || b < 0 || a >= rank || b >= rank || a == b)
@@ -141,17 +141,19 @@ tn_tensor *(tn_diag_embed)(const tn_tensor *x, int64_t offset, int64_t dim1, int
 }
 
 tn_tensor *(tn_diag)(const tn_tensor *x, int64_t diagonal) {
+    TN_FUNCTION("diag");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    if (tn_rank(x) == 1) return (tn_diag_embed)(x, diagonal, 0, 1);
-    if (tn_rank(x) == 2) return (tn_diagonal)(x, diagonal, 0, 1);
-    return tn_failed(TN_ERR_SHAPE, "diag: the tensor has rank %d; it must be a vector or a matrix", tn_rank(x));
+    if (bad) return tn_keep(bad);
+    if (tn_rank(x) == 1) return tn_keep((tn_diag_embed)(x, diagonal, 0, 1));
+    if (tn_rank(x) == 2) return tn_keep((tn_diagonal)(x, diagonal, 0, 1));
+    return tn_keep(
+        tn_failed(TN_ERR_SHAPE, "diag: the tensor has rank %d; it must be a vector or a matrix", tn_rank(x)));
 }
 
 tn_tensor *(tn_diagflat)(const tn_tensor *x, int64_t offset) {
+    TN_FUNCTION("diagflat");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     return tn_keep(tn_diag_embed(flat(x), offset, 0, 1));
 }
 
@@ -220,7 +222,7 @@ tn_status(tn_meshgrid)(tn_tensor *const *tensors, int count, bool xy, tn_tensor 
 
 tn_tensor *(tn_cartesian_prod)(tn_tensor *const *tensors, int count) {
     tn_tensor *grid[TN_MAX_RANK];
-    TN_SCOPE;
+    TN_FUNCTION("cartesian_prod");
     tn_status s = check_vectors("cartesian_prod", tensors, count);
     if (s != TN_OK) return tn_keep(tn_failed(s, "cartesian_prod: %s", tn_error()));
     if (count == 1) return tn_keep(tn_contiguous(tensors[0]));
@@ -231,9 +233,9 @@ tn_tensor *(tn_cartesian_prod)(tn_tensor *const *tensors, int count) {
 }
 
 tn_tensor *(tn_combinations)(const tn_tensor *x, int64_t r, bool with_replacement) {
+    TN_FUNCTION("combinations");
     tn_tensor *grid[TN_MAX_RANK], *all[TN_MAX_RANK], *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) != 1 || r < 0 || r > TN_MAX_RANK)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "combinations: a vector and r from 0 to %d are needed", TN_MAX_RANK));
     if (r == 0) return tn_keep(tn_zeros((int64_t[]){0}, 1, tn_dtype_of(x)));
@@ -254,7 +256,7 @@ tn_tensor *(tn_block_diag)(tn_tensor *const *tensors, int count) {
     enum { MOST = 255 }; /* as tn_cat takes them */
     tn_tensor *row[MOST];
     int64_t columns = 0, before = 0;
-    TN_SCOPE;
+    TN_FUNCTION("block_diag");
     if (!tensors || count < 1 || count > MOST)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "block_diag: pass 1 to %d tensors", MOST));
     for (int k = 0; k < count; k++) {
@@ -278,9 +280,9 @@ tn_tensor *(tn_block_diag)(tn_tensor *const *tensors, int count) {
 /* ---- windows, powers --------------------------------------------------------------------------------------------- */
 
 tn_tensor *(tn_unfold)(const tn_tensor *x, int64_t dim, int64_t size, int64_t step) {
+    TN_FUNCTION("unfold");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim), extent = at < 0 ? 0 : extent_of(x, at);
     if (at < 0) return no_dim("unfold", x, dim);
     if (size < 0 || size > extent || step < 1)
@@ -304,9 +306,9 @@ tn_tensor *(tn_unfold)(const tn_tensor *x, int64_t dim, int64_t size, int64_t st
 
 tn_tensor *(tn_vander)(const tn_tensor *x, int64_t n) {
     enum { MOST = 255 };
+    TN_FUNCTION("vander");
     tn_tensor *power[MOST], *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (n < 0 || n > MOST)
         return tn_keep(tn_failed(TN_ERR_ARGUMENT, "vander: n is %lld; it must be from 0 to %d", (long long)n, MOST));
     tn_tensor *v = tn_dtype_of(x) == TN_BOOL ? tn_cast(x, TN_I64) : tn_contiguous(x);
@@ -330,10 +332,10 @@ static tn_tensor *mirrored(int64_t before, int64_t size, int64_t count, tn_pad_m
 }
 
 tn_tensor *(tn_pad_by)(const tn_tensor *x, const int64_t *pads, int pad_count, tn_pad_mode mode) {
+    TN_FUNCTION("pad_by");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
-    bad = no_choice("pad: mode", (int)mode, TN_PAD_CIRCULAR, "TN_PAD_REFLECT, TN_PAD_REPLICATE, TN_PAD_CIRCULAR");
+    if (bad) return tn_keep(bad);
+    bad = no_choice("pad_by: mode", (int)mode, TN_PAD_CIRCULAR, "TN_PAD_REFLECT, TN_PAD_REPLICATE, TN_PAD_CIRCULAR");
     if (!bad) bad = no_list("pad: the list of pads", pads, pad_count);
     if (bad) return tn_keep(bad);
     if (pad_count < 0 || pad_count % 2 || pad_count / 2 > tn_rank(x))

@@ -52,7 +52,7 @@ static tn_tensor *cot_derivative(const tn_tensor *x, int n) {
 }
 
 tn_tensor *(tn_polygamma)(int64_t n, const tn_tensor *x) {
-    TN_SCOPE;
+    TN_FUNCTION("polygamma");
     tn_tensor *bad = refused(x);
     if (bad) return tn_keep(bad);
     if (n < 0 || n > MOST_ORDER)

@@ -54,7 +54,7 @@ static tn_tensor *element_of_order(const row_order *r, int64_t place) {
 static tn_tensor *has_nan(const row_order *r) { return tn_any(tn_isnan(r->x), (int64_t[]){-1}, 1, true); }
 
 tn_tensor *(tn_kthvalue)(const tn_tensor *x, int64_t k, int64_t dim, bool keepdim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("kthvalue");
     row_order r = ordered_rows("kthvalue", x, dim);
     if (r.error) return both_failed(r.error, indices);
     if (k < 1 || k > r.n)
@@ -65,7 +65,7 @@ tn_tensor *(tn_kthvalue)(const tn_tensor *x, int64_t k, int64_t dim, bool keepdi
 }
 
 tn_tensor *(tn_median)(const tn_tensor *x, int64_t dim, bool keepdim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("median");
     row_order r = ordered_rows("median", x, dim);
     if (r.error) return both_failed(r.error, indices);
     tn_tensor *index = element_of_order(&r, (r.n - 1) / 2);
@@ -76,7 +76,7 @@ tn_tensor *(tn_median)(const tn_tensor *x, int64_t dim, bool keepdim, tn_tensor 
 }
 
 tn_tensor *(tn_nanmedian)(const tn_tensor *x, int64_t dim, bool keepdim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("nanmedian");
     row_order r = ordered_rows("nanmedian", x, dim);
     if (r.error) return both_failed(r.error, indices);
     tn_tensor *count = sum_dim(tn_logical_not(tn_isnan(r.x)), -1, true);
@@ -87,7 +87,7 @@ tn_tensor *(tn_nanmedian)(const tn_tensor *x, int64_t dim, bool keepdim, tn_tens
 /* In a sorted row a run's length so far is its place minus that of its first element; the first of the longest runs has
  * the least value. The last of equal elements is named, as PyTorch does. */
 tn_tensor *(tn_mode)(const tn_tensor *x, int64_t dim, bool keepdim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("mode");
     row_order r = ordered_rows("mode", x, dim);
     if (r.error) return both_failed(r.error, indices);
     tn_tensor *sorted = tn_gather(r.x, -1, r.order), *place = numbers(0, r.n);
@@ -142,11 +142,11 @@ static tn_tensor *quantiles(const char *name, const tn_tensor *x, const tn_tenso
 }
 
 tn_tensor *(tn_quantile)(const tn_tensor *x, const tn_tensor *q, int64_t dim, bool keepdim, tn_quantile_mode mode) {
-    TN_SCOPE;
+    TN_FUNCTION("quantile");
     return tn_keep(quantiles("quantile", x, q, dim, keepdim, mode, false));
 }
 tn_tensor *(tn_nanquantile)(const tn_tensor *x, const tn_tensor *q, int64_t dim, bool keepdim, tn_quantile_mode mode) {
-    TN_SCOPE;
+    TN_FUNCTION("nanquantile");
     return tn_keep(quantiles("nanquantile", x, q, dim, keepdim, mode, true));
 }
 
@@ -190,18 +190,18 @@ static tn_tensor *running_extreme(const char *name, const tn_tensor *x, int64_t 
 }
 
 tn_tensor *(tn_cummax)(const tn_tensor *x, int64_t dim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("cummax");
     return running_extreme("cummax", x, dim, true, indices);
 }
 tn_tensor *(tn_cummin)(const tn_tensor *x, int64_t dim, tn_tensor **indices) {
-    TN_SCOPE;
+    TN_FUNCTION("cummin");
     return running_extreme("cummin", x, dim, false, indices);
 }
 
 tn_tensor *(tn_logcumsumexp)(const tn_tensor *x, int64_t dim) {
+    TN_FUNCTION("logcumsumexp");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim);
     if (at < 0) return no_dim("logcumsumexp", x, dim);
     if (!is_float(x))
@@ -226,9 +226,9 @@ static tn_tensor *but_last(const tn_tensor *x, int64_t dim) {
 }
 
 tn_tensor *(tn_diff)(const tn_tensor *x, int64_t n, int64_t dim) {
+    TN_FUNCTION("diff");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (tn_rank(x) == 0 || dim_of(x, dim) < 0) return no_dim("diff", x, dim);
     if (n < 0) return tn_keep(tn_failed(TN_ERR_ARGUMENT, "diff: n is %lld; it must be at least 0", (long long)n));
     tn_tensor *y = tn_contiguous(x);
@@ -254,17 +254,17 @@ static tn_tensor *areas(const char *name, const tn_tensor *y, const tn_tensor *x
 }
 
 tn_tensor *(tn_trapezoid)(const tn_tensor *y, const tn_tensor *x, double dx, int64_t dim) {
+    TN_FUNCTION("trapezoid");
     tn_tensor *bad = x ? refused2(y, x) : refused(y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(y, x)) return tn_keep(tn_cast((tn_trapezoid)(in_f32(y), in_f32(x), dx, dim), tn_dtype_of(y)));
     return tn_keep(sum_dim(areas("trapezoid", y, x, dx, dim), dim, false));
 }
 
 tn_tensor *(tn_cumulative_trapezoid)(const tn_tensor *y, const tn_tensor *x, double dx, int64_t dim) {
+    TN_FUNCTION("cumulative_trapezoid");
     tn_tensor *bad = x ? refused2(y, x) : refused(y);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(y, x))
         return tn_keep(tn_cast((tn_cumulative_trapezoid)(in_f32(y), in_f32(x), dx, dim), tn_dtype_of(y)));
     return tn_keep(tn_cumsum(areas("cumulative_trapezoid", y, x, dx, dim), dim));
@@ -286,17 +286,17 @@ static tn_tensor *covariance(const char *name, const tn_tensor *x, int64_t corre
 }
 
 tn_tensor *(tn_cov)(const tn_tensor *x, int64_t correction) {
+    TN_FUNCTION("cov");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x, NULL)) return tn_keep(tn_cast((tn_cov)(in_f32(x), correction), tn_dtype_of(x)));
     return tn_keep(tn_contiguous(covariance("cov", x, correction)));
 }
 
 tn_tensor *(tn_corrcoef)(const tn_tensor *x) {
+    TN_FUNCTION("corrcoef");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     if (are_halves(x, NULL)) return tn_keep(tn_cast((tn_corrcoef)(in_f32(x)), tn_dtype_of(x)));
     tn_tensor *c = covariance("corrcoef", x, 1);
     if (tn_status_of(c) != TN_OK) return tn_keep(c);
@@ -308,9 +308,9 @@ tn_tensor *(tn_corrcoef)(const tn_tensor *x) {
 
 tn_tensor *(tn_renorm)(const tn_tensor *x, double p, int64_t dim, double maxnorm) {
     int64_t others[TN_MAX_RANK];
+    TN_FUNCTION("renorm");
     tn_tensor *bad = refused(x);
-    if (bad) return bad;
-    TN_SCOPE;
+    if (bad) return tn_keep(bad);
     int64_t at = dim_of(x, dim);
     if (tn_rank(x) < 2 || at < 0) return no_dim("renorm", x, dim);
     if (!(p > 0) || !(maxnorm >= 0))

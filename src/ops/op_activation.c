@@ -451,6 +451,7 @@ OP_CODE(softshrink, .infer = infer_softshrink, .compose = compose_softshrink, .g
 
 static tn_status infer_threshold(tn_infer *c) {
     TRY(tn_infer_not_bool(c));
+    TRY(tn_need_held(c, c->dtype, "threshold", c->attrs->f[TN_THRESHOLD_THRESHOLD]));
     return tn_need_held(c, c->dtype, "value", c->attrs->f[TN_THRESHOLD_VALUE]);
 }
 
@@ -463,4 +464,5 @@ static tn_node *compose_threshold(tn_build *b, const tn_node *n) {
 /* threshold(x, threshold, value): x where x > threshold, else value. */
 OP_CODE(threshold, .keeps_half = true, .infer = infer_threshold, .compose = compose_threshold,
         .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1 threshold=0.5 value=-2; "
-                 "[2,0] threshold=1 value=0; types=u8; error=value [3] threshold=1 value=-1");
+                 "[2,0] threshold=1 value=0; types=u8; error=value [3] threshold=1 value=-1; "
+                 "error=threshold [3] threshold=-1 value=1");

@@ -613,15 +613,9 @@ static tn_tensor *record_on(int op, const tn_tensor *x, const tn_attrs *a) {
     return t;
 }
 
-/* y · factor + offset, taking y. */
+/* y · factor + offset */
 static tn_tensor *moved(tn_tensor *y, double factor, double offset) {
-    tn_tensor *scale = tn_scalar(factor), *shift = tn_scalar(offset);
-    tn_tensor *scaled = (tn_mul)(y, scale), *t = (tn_add)(scaled, shift);
-    tn_free(y);
-    tn_free(scale);
-    tn_free(shift);
-    tn_free(scaled);
-    return t;
+    return (tn_add)((tn_mul)(y, tn_scalar(factor)), tn_scalar(offset));
 }
 
 /* rand(shape): f32, uniform in [0, 1). */
@@ -635,7 +629,8 @@ tn_tensor *(tn_uniform)(double low, double high, const int64_t *shape, int rank)
         return tn_tensor_error(
             tn_fail(TN_ERR_ARGUMENT,
                     "uniform: low is %g and high %g; both must be finite, and low must not exceed high", low, high));
-    return moved((tn_rand)(shape, rank), high - low, low);
+    TN_FUNCTION("uniform");
+    return tn_keep(moved((tn_rand)(shape, rank), high - low, low));
 }
 
 /* randn(shape): f32, normally distributed with mean 0 and variance 1. */
@@ -647,7 +642,8 @@ tn_tensor *(tn_randn)(const int64_t *shape, int rank) {
 tn_tensor *(tn_normal)(double mean, double std, const int64_t *shape, int rank) {
     if (!(std >= 0.0))
         return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "normal: std is %g; it must be at least 0", std));
-    return moved((tn_randn)(shape, rank), std, mean);
+    TN_FUNCTION("normal");
+    return tn_keep(moved((tn_randn)(shape, rank), std, mean));
 }
 
 /* randint(low, high, shape): i64, uniform from low to below high (at most 2^32 numbers). */
@@ -667,7 +663,8 @@ tn_tensor *(tn_randperm)(int64_t n) {
  * gradient. */
 tn_tensor *(tn_bernoulli)(const tn_tensor *p) {
     if (!p) return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "bernoulli: the tensor is NULL"));
-    return record_on(TN_OP_BERNOULLI_BY, p, &(tn_attrs){0});
+    TN_FUNCTION("bernoulli");
+    return tn_keep(record_on(TN_OP_BERNOULLI_BY, p, &(tn_attrs){0}));
 }
 
 /* dropout(x, p, training): in training, each element 0 with probability p and the others times 1/(1 - p); else x

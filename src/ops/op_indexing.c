@@ -937,7 +937,7 @@ bool tn_indices_inside(const tn_index_list *l, const range *r) {
     return !atomic_load_explicit(&s.found, memory_order_relaxed);
 }
 
-tn_status tn_indices_refuse(int op, const tn_index_list *l, const range *r) {
+tn_status tn_indices_refuse(const char *name, const tn_index_list *l, const range *r) {
     int64_t value = 0, at = first_outside(l, r, &value);
     tn_node shape = {.rank = (uint8_t)l->rank};
     char text[96], number[32];
@@ -949,10 +949,10 @@ tn_status tn_indices_refuse(int op, const tn_index_list *l, const range *r) {
         snprintf(number, sizeof number, "%lld", (long long)value);
     if (r->high <= r->low)
         return tn_fail(TN_ERR_ARGUMENT, "%s: index %s, element %lld of %s, is out of bounds: the dimension is empty",
-                       tn_op(op)->name, number, (long long)at, text);
+                       name, number, (long long)at, text);
     return tn_fail(TN_ERR_ARGUMENT,
-                   "%s: index %s, element %lld of %s, is out of bounds: valid indices are %lld to %lld",
-                   tn_op(op)->name, number, (long long)at, text, (long long)r->low, (long long)r->high - 1);
+                   "%s: index %s, element %lld of %s, is out of bounds: valid indices are %lld to %lld", name, number,
+                   (long long)at, text, (long long)r->low, (long long)r->high - 1);
 }
 
 /* ---- values that the host has ------------------------------------------------------------------------------------ */
@@ -1010,7 +1010,7 @@ static tn_status check_values(int op, const tn_node *x, const char *data, const 
     l.first = data + offset * (int64_t)tn_dtype_size(l.dtype);
     l.dense = tn_node_contiguous(x);
     if (l.dense && seen_before(b, r, &place)) return TN_OK;
-    if (!tn_indices_inside(&l, r)) return tn_indices_refuse(op, &l, r);
+    if (!tn_indices_inside(&l, r)) return tn_indices_refuse(tn_op(op)->name, &l, r);
     if (l.dense) *place = (seen){b, b->version, *r};
     return TN_OK;
 }
@@ -1102,7 +1102,9 @@ bool tn_indices_checked_everywhere(void) {
 static tn_status set_check(tn_node *x, const tn_node *user, const range *r) {
     x->check = tn_mem_alloc(sizeof *x->check);
     if (!x->check) return TN_ERR_MEMORY;
-    *x->check = (tn_index_check){.range = *r, .op = user->op, .line = user->line, .file = user->file};
+    const char *called = tn_recorder_here()->called;
+    *x->check = (tn_index_check){
+        .range = *r, .name = called ? called : tn_op(user->op)->name, .line = user->line, .file = user->file};
     return TN_OK;
 }
 

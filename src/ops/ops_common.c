@@ -24,14 +24,15 @@ void tn_view_shape(tn_view_steps *s, int op, const int64_t *items, int count) {
 tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s) {
     tn_tensor *before = NULL, *t = NULL;
     tn_recorder *r = tn_recorder_here();
-    if (r) r->called = s->name;
+    const char *called = r ? r->called : NULL;
+    if (r && !called) r->called = s->name;
     for (int i = 0; i < s->count; i++) {
         const tn_tensor *from = t ? t : x;
         before = t;
         t = tn_record(s->op[i], &from, 1, &s->attrs[i]);
         if (before) tn_free(tn_tensor_unscoped(before)); /* t holds it still: a scope must not free it again */
     }
-    if (r) r->called = NULL;
+    if (r) r->called = called;
     return t;
 }
 

@@ -183,7 +183,7 @@ bool tn_known_inside(const tn_buffer *b, const tn_index_range *range);
 bool tn_indices_checked_everywhere(void); /* TRUNNION_CHECK_INDICES */
 bool tn_indices_inside(const tn_index_list *list, const tn_index_range *range);
 /* TN_ERR_ARGUMENT with the first index outside: "gather: index 7, element 3 of [4], is out of bounds: …". */
-tn_status tn_indices_refuse(int op, const tn_index_list *list, const tn_index_range *range);
+tn_status tn_indices_refuse(const char *name, const tn_index_list *list, const tn_index_range *range);
 /* What x was made of by casts between integers that keep every value. */
 const tn_node *tn_index_source(const tn_node *x);
 

@@ -23,12 +23,12 @@ typedef struct gathered {
 
 /* Indices that are compared with their range: inputs before the graph runs, others behind it. */
 typedef struct index_check {
-    int pointer, op;
+    int pointer;
     bool is_input;
     tn_index_list list;
     tn_index_range range;
     int32_t line;
-    const char *file;
+    const char *name, *file; /* name: of the op or function */
 } index_check;
 
 /* An input of the graph, and for how many runs it has had the same value. */
@@ -171,7 +171,7 @@ static void add_check(engine_maker *m, const tn_node *n, int pointer, bool is_in
     if (!c || tn_node_numel(n) == 0) return;
     index_check *k = &m->call->checks[m->call->check_count++];
     *k = (index_check){.pointer = pointer,
-                       .op = c->op,
+                       .name = c->name,
                        .is_input = is_input,
                        .range = c->range,
                        .line = c->line,
@@ -511,7 +511,7 @@ static tn_status check_indices(const tn_engine_call *c, void *const *pointers, b
         if (k->is_input != inputs || (inputs && c->has_constants && c->constant[k->pointer])) continue;
         list.first = pointers[k->pointer];
         if (tn_indices_inside(&list, &k->range)) continue;
-        tn_status s = tn_indices_refuse(k->op, &list, &k->range);
+        tn_status s = tn_indices_refuse(k->name, &list, &k->range);
         return k->file ? tn_fail_prefix(s, "%s:%d", k->file, (int)k->line) : s;
     }
     return TN_OK;

@@ -20,9 +20,9 @@
 typedef struct tn_plan_check {
     tn_index_list list;
     tn_index_range range;
-    int op;
-    int node;     /* place in the binding's list of nodes with a check; -1: not there */
-    int32_t line; /* where the op was recorded when the plan was made */
+    const char *name; /* of the op or function */
+    int node;         /* place in the binding's list of nodes with a check; -1: not there */
+    int32_t line;     /* where the op was recorded when the plan was made */
     const char *file;
     size_t before;        /* the command before which it runs */
     int slot;             /* of data */
@@ -54,7 +54,7 @@ tn_status tn_find_checked(tn_graph_plan *g) {
         c->value = tn_value_of(g, tn_index_source(c->node));
         if (c->value < 0) c->value = tn_value_of(g, c->node);
         if (c->value < 0)
-            return tn_fail(TN_ERR_INTERNAL, "%s: the indices to check have no value", tn_op(c->node->check->op)->name);
+            return tn_fail(TN_ERR_INTERNAL, "%s: the indices to check have no value", c->node->check->name);
     }
     return TN_OK;
 }
@@ -138,7 +138,7 @@ static tn_status load_counting_kernel(tn_plan *p, const kir_program *program, co
 }
 
 static tn_counted_error counted_error(const tn_plan *p, const tn_plan_check *k) {
-    tn_counted_error e = {.what = tn_op(k->op)->name, .file = k->file, .line = k->line};
+    tn_counted_error e = {.what = k->name, .file = k->file, .line = k->line};
     snprintf(e.rule, sizeof e.rule,
              "of the indices that %s computed are out of bounds: valid indices are %lld to %lld; what was "
              "computed from them is not valid",
@@ -183,7 +183,7 @@ static void add_counting_command(tn_plan *p, tn_plan_check *k) {
     c->launches = &k->count;
     c->cost.bytes = (int64_t)k->bytes;
     p->checks.counted++;
-    snprintf(c->label, sizeof c->label, "count indices out of bounds for %s", tn_op(k->op)->name);
+    snprintf(c->label, sizeof c->label, "count indices out of bounds for %s", k->name);
 }
 
 /* The check of node n, whose value is v. */
@@ -191,7 +191,7 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
     int64_t size = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype);
     tn_plan_check *k = &p->checks.list[p->checks.count];
     *k = (tn_plan_check){.range = n->check->range,
-                         .op = n->check->op,
+                         .name = n->check->name,
                          .line = n->check->line,
                          .file = n->check->file,
                          .before = p->command_count,
@@ -234,7 +234,7 @@ static tn_status compare(tn_plan *p, tn_plan_check *k, const char *indices) {
     k->list.first = indices + k->first;
     if (tn_indices_inside(&k->list, &k->range)) return TN_OK;
     p->runs.failed = k;
-    return tn_indices_refuse(k->op, &k->list, &k->range);
+    return tn_indices_refuse(k->name, &k->list, &k->range);
 }
 
 static tn_status check(tn_plan *p, tn_plan_check *k) {

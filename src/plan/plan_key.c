@@ -157,7 +157,7 @@ static tn_status put_check(tn_binding *b, const tn_node *n) {
     TRY(put_size(b, c->range.low));
     TRY(put_size(b, c->range.high));
     TRY(put_size(b, c->range.ignores ? c->range.ignored : INT64_MIN));
-    return put_size(b, c->op);
+    return put_size(b, (int64_t)(intptr_t)c->name);
 }
 
 static inline tn_status put_extents(tn_binding *b, uint64_t **at, const tn_node *n) {

@@ -86,8 +86,8 @@ typedef struct tn_index_range {
  * range (plan/index_check.c). The node is a view that was made for the op: what depends on it depends on the check. */
 typedef struct tn_index_check {
     tn_index_range range;
-    uint16_t op;
-    int32_t line; /* where the op was recorded */
+    int32_t line;     /* where the op was recorded */
+    const char *name; /* of the op, or of the function that the caller called */
     const char *file;
 } tn_index_check;
 

@@ -430,22 +430,21 @@ static bool names_a_line(const char *text) {
     return digits > 0 && strncmp(text + name + 1 + digits, ": ", 2) == 0;
 }
 
+/* "index_select: …" becomes "masked_select: …" where the caller called that (TN_FUNCTION). */
+static void name_function(const tn_recorder *r, tn_status status) {
+    const char *text = tn_error();
+    size_t name = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    if (r->called && name && strncmp(text + name, ": ", 2) == 0) tn_fail(status, "%s%s", r->called, text + name);
+}
+
 /* The pending failure of this thread as an error node, with the caller's line. */
 static tn_node *failed_here(const tn_recorder *r, tn_status status) {
+    if (r) name_function(r, status);
     if (r && r->file && !names_a_line(tn_error())) tn_fail_prefix(status, "%s:%d", r->file, r->line);
     return tn_node_error(status, tn_error());
 }
 
 tn_node *tn_node_failed(tn_status status) { return failed_here(tn_recorder_here(), status); }
-
-/* An op's failure under the name that the caller used. */
-static tn_node *op_failed(const tn_recorder *r, const tn_op_row *row, tn_status status) {
-    size_t length = strlen(row->name);
-    const char *text = tn_error();
-    bool named = r->called && strncmp(text, row->name, length) == 0 && text[length] == ':';
-    if (named) tn_fail(status, "%s%s", r->called, text + length);
-    return failed_here(r, status);
-}
 
 tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtype dtype) {
     tn_node *n = node_new();
@@ -961,19 +960,19 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     tn_dtype to = TN_F32;
     tn_node *n = NULL;
     tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;
-    if (s != TN_OK) return op_failed(r, row, s);
+    if (s != TN_OK) return failed_here(r, s);
     if (needs_casts(row, in, n_in, &f, &to))
         s = node_promoted(r, op, in, n_in, attrs, to, &n);
     else if (node_is_plain(row, in, n_in, &f))
         s = node_plain(r, op, in, n_in, attrs, &f, &n);
     else
         s = node_try(r, op, in, n_in, attrs, &f, &n);
-    if (s != TN_OK) return op_failed(r, row, s);
+    if (s != TN_OK) return failed_here(r, s);
     if (__builtin_expect(n->flags & TN_NODE_VARIES, 0)) s = expand_varying(r, n);
     if (s == TN_OK) s = recorder_bound(r);
     if (s == TN_OK) return n;
     tn_node_release(n);
-    return op_failed(r, row, s);
+    return failed_here(r, s);
 }
 
 /* ---- building inside the library --------------------------------------------------------------------------------- */

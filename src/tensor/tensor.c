@@ -52,6 +52,19 @@ tn_scope tn_scope_begin(void) {
     return s;
 }
 
+tn_function tn_function_begin(const char *name) {
+    tn_recorder *r = tn_recorder_here();
+    tn_function f = {.scope = tn_scope_begin(), .before = r ? r->called : NULL};
+    if (r && !r->called) r->called = name;
+    return f;
+}
+
+void tn_function_end(tn_function *f) {
+    tn_recorder *r = tn_recorder_here();
+    if (f && r) r->called = f->before;
+    if (f) tn_scope_end(&f->scope);
+}
+
 static void handle_free(tn_handle *t);
 
 void tn_scope_end(TN_UNUSED tn_scope *scope) {
@@ -803,10 +816,11 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
                      "TN_NO_GRAD",
                      what);
     if (ok != TN_OK) return tn_refuse_write(ok);
-    r->called = what;
+    const char *called = r->called;
+    if (!called) r->called = what;
     tn_node *whole = written_value(dst, now, s, value, fresh, fits);
     whole = keep_history(r, s, now, whole);
-    r->called = NULL;
+    r->called = called;
     if (whole->flags & TN_NODE_ERROR) return refuse_tensor(whole);
     bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);
     if (r->capturing && !s->state && earlier) r->captured_write = what;

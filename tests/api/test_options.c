@@ -1248,7 +1248,7 @@ static const choice choices[] = {
     CHOICE(tn_reduction, "mse_loss: reduction", TN_REDUCTION_NONE, choose_reduction),
     CHOICE(tn_reduction, "cross_entropy: reduction", TN_REDUCTION_NONE, choose_class_reduction),
     CHOICE(tn_reduce, "scatter_reduce: reduce", TN_REDUCE_AMIN, choose_reduce),
-    CHOICE(tn_pad_mode, "pad: mode", TN_PAD_CIRCULAR, choose_pad_mode),
+    CHOICE(tn_pad_mode, "pad_by: mode", TN_PAD_CIRCULAR, choose_pad_mode),
     CHOICE(tn_interpolate_mode, "interpolate: mode", TN_INTERPOLATE_CUBIC_ANTIALIAS, choose_interpolate_mode),
     CHOICE(tn_grid_mode, "grid_sample: mode", TN_GRID_NEAREST, choose_grid_mode),
     CHOICE(tn_grid_padding, "grid_sample: padding", TN_GRID_REFLECTION, choose_grid_padding),
@@ -1405,6 +1405,38 @@ static void messages_name_what_is_wrong(void **state) {
     assert_text_has(tn_error(), "eye: 99 is not a dtype");
 }
 
+static tn_tensor *own_function(const tn_tensor *x) {
+    TN_FUNCTION("own_function");
+    return tn_keep(tn_trapezoid(x, tn_ones(TN_DIMS(5), TN_F32), 1, -1));
+}
+
+static void wrong(tn_tensor *t, const char *words) {
+    assert_int_not_equal(tn_status_of(t), TN_OK);
+    if (!strstr(tn_error(), words)) fail_msg("\"%s\" has no \"%s\"", tn_error(), words);
+}
+
+/* An operation inside a function is nothing that its caller knows. */
+static void messages_name_the_function_that_was_called(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = MATRIX, *half = tn_cast(x, TN_F16), *y,
+              *bad = tn_add(tn_zeros(TN_DIMS(2), TN_I64), tn_scalar_int(1000000));
+    wrong(tn_trapezoid(x, tn_ones(TN_DIMS(5), TN_F32), 1, -1), ": trapezoid: x must be a vector");
+    wrong(tn_scatter_mean(x, 0, x, x, true), ": scatter_mean: dtype f32 of input 2");
+    wrong(tn_linalg_cond(half, 2), ": linalg_cond: only f32 and f64");
+    wrong(tn_select_scatter(x, x, 7, 0), ": select_scatter: dim 7");
+    wrong(tn_uniform(0, 1, TN_DIMS(-2)), ": uniform: extent -2");
+    wrong(tn_rfftn(x, (int64_t[]){-3}, NULL, 1, TN_FFT_BACKWARD), ": rfftn: -3 points");
+    wrong(own_function(x), ": own_function: x must be a vector");
+    wrong(tn_reshape(x, TN_DIMS(99)), ": reshape: ");
+    y = tn_take(x, bad); /* found when it is computed */
+    assert_int_equal(tn_eval(&y, 1), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), ": take: index ");
+    y = tn_index_select(x, 0, bad);
+    assert_int_equal(tn_eval(&y, 1), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), ": index_select: index 1000000");
+}
+
 static void a_step_beyond_the_end_takes_the_first_element(void **state) {
     (void)state;
     TN_SCOPE;
@@ -1438,6 +1470,7 @@ int main(void) {
         cmocka_unit_test(a_schedule_without_a_meaning_is_refused),
         cmocka_unit_test(a_clipping_bound_without_a_meaning_is_refused),
         cmocka_unit_test(messages_name_what_is_wrong),
+        cmocka_unit_test(messages_name_the_function_that_was_called),
         cmocka_unit_test(a_step_beyond_the_end_takes_the_first_element),
         cmocka_unit_test(a_wrong_learning_rate_is_refused_and_changes_nothing),
     };

@@ -267,7 +267,7 @@ static void null_is_refused(void **state) {
     refuses(tn_interpolate(m, NULL, 2, NULL, TN_INTERPOLATE_LINEAR, false), TN_ERR_SHAPE, "interpolate");
     refuses(tn_affine_grid(m, NULL, 4, false), TN_ERR_SHAPE, "affine_grid");
     refuses(tn_conv3d(m, NULL, NULL, NULL, NULL, NULL, 1), TN_ERR_ARGUMENT, "NULL");
-    refuses(tn_exponential(1, NULL, 2), TN_ERR_ARGUMENT, "rand");
+    refuses(tn_exponential(1, NULL, 2), TN_ERR_ARGUMENT, "exponential");
 }
 
 static void an_error_is_handed_on_with_its_first_cause(void **state) {
