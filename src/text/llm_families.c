@@ -245,6 +245,24 @@ static const llm_naming modernbert_names = {
     .beside = {"head.dense.weight", "head.norm.weight", "decoder.bias"},
 };
 
+static const llm_naming modernbert_decoder_names = {
+    MODEL,
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "attn_norm.weight",
+                    [SLOT_Q] = "attn.q_proj.weight",
+                    [SLOT_K] = "attn.k_proj.weight",
+                    [SLOT_V] = "attn.v_proj.weight",
+                    [SLOT_O] = "attn.Wo.weight",
+                    [SLOT_FFN_NORM] = "mlp_norm.weight",
+                    [SLOT_UP] = "mlp.Wi.weight",
+                    [SLOT_DOWN] = "mlp.Wo.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embeddings.tok_embeddings.weight",
+                   [SLOT_EMBEDDING_NORM] = "embeddings.norm.weight",
+                   [SLOT_OUTPUT_NORM] = "final_norm.weight",
+                   [SLOT_LAST_DENSE] = "lm_head.dense.weight",
+                   [SLOT_LAST_DENSE_NORM] = "lm_head.norm.weight",
+                   [SLOT_OUTPUT] = "decoder.weight"},
+};
+
 static const llm_naming phi_names = {
     NAMES,
     .layer_slots = {[SLOT_O] = "self_attn.dense.weight", [SLOT_UP] = "mlp.fc1.weight", [SLOT_DOWN] = "mlp.fc2.weight"},
@@ -259,6 +277,20 @@ static const llm_naming neox_names = {
     .layer_slots = {TO_4H, [SLOT_QKV] = "attention.query_key_value.weight", [SLOT_O] = "attention.dense.weight"},
     HEAD("embed_in.weight", "final_layer_norm.weight", "embed_out.weight"),
     .beside = {".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"},
+};
+/* Its last layer has a bias after attention. */
+static const llm_naming neox_japanese_names = {
+    .prefix = "gpt_neox_japanese.",
+    .layer = "layers.",
+    .layer_slots = {TO_4H, [SLOT_QKV] = "attention.query_key_value.weight", [SLOT_O] = "attention.dense.weight",
+                    [SLOT_O_BIAS] = "attention.dense_bias"},
+    HEAD("embed_in.weight", "final_layer_norm.weight", "embed_out.weight"),
+};
+static const llm_naming persimmon_names = {
+    NAMES,
+    .layer_slots = {TO_4H, [SLOT_QKV] = "self_attn.query_key_value.weight", [SLOT_O] = "self_attn.dense.weight",
+                    [SLOT_Q_NORM] = "self_attn.q_layernorm.weight", [SLOT_K_NORM] = "self_attn.k_layernorm.weight"},
+    HEAD("embed_tokens.weight", "final_layernorm.weight", "lm_head.weight"),
 };
 #define FALCON_LAYER \
     TO_4H, [SLOT_QKV] = "self_attention.query_key_value.weight", [SLOT_O] = "self_attention.dense.weight"
@@ -288,6 +320,8 @@ static const llm_naming opt_names = {
     .layer_slots = {OPT_LAYER},
     .head_slots = {[SLOT_POSITIONS] = "embed_positions.weight", [SLOT_OUTPUT_NORM] = "final_layer_norm.weight"},
 };
+static const llm_naming xglm_names = {MODEL, .layer_slots = {OPT_LAYER},
+                                      HEAD("embed_tokens.weight", "layer_norm.weight", "lm_head.weight")};
 static const llm_naming biogpt_names = {
     .prefix = "biogpt.",
     .layer = "layers.",
@@ -326,6 +360,19 @@ static const llm_naming openai_gpt_names = {
     .head_slots = {[SLOT_EMBEDDING] = "tokens_embed.weight", [SLOT_POSITIONS] = "positions_embed.weight"},
     GPT_TRANSPOSED,
     .beside = {".attn.bias"},
+};
+static const llm_naming ctrl_names = {
+    .prefix = "transformer.",
+    .layer = "h.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "layernorm1.weight",
+                    [SLOT_Q] = "multi_head_attention.Wq.weight",
+                    [SLOT_K] = "multi_head_attention.Wk.weight",
+                    [SLOT_V] = "multi_head_attention.Wv.weight",
+                    [SLOT_O] = "multi_head_attention.dense.weight",
+                    [SLOT_FFN_NORM] = "layernorm2.weight",
+                    [SLOT_UP] = "ffn.0.weight",
+                    [SLOT_DOWN] = "ffn.2.weight"},
+    HEAD("w.weight", "layernorm.weight", "lm_head.weight"),
 };
 /* EXAONE 3. */
 static const llm_naming exaone_names = {
@@ -416,6 +463,10 @@ static const char *const gpt_neo_keys[LLM_KEYS] =
         "activation_function", "", "");
 static const char *const opt_keys[LLM_KEYS] = ROW("num_hidden_layers", "hidden_size", "ffn_dim", "num_attention_heads",
                                                   "max_position_embeddings", "", "activation_function", "", "");
+static const char *const xglm_keys[LLM_KEYS] = ROW("num_layers", "d_model", "ffn_dim", "attention_heads",
+                                                   "max_position_embeddings", "", "activation_function", "", "");
+static const char *const ctrl_keys[LLM_KEYS] =
+    ROW("n_layer", "n_embd", "dff", "n_head", "n_positions", "layer_norm_epsilon", "", "", "");
 static const char *const gpt2_keys[LLM_KEYS] =
     ROW("n_layer", "n_embd", "n_inner", "n_head", "n_positions", "layer_norm_epsilon", "activation_function",
         "num_key_value_heads", "head_dim");
@@ -451,6 +502,32 @@ static tn_status read_modernbert(const hf_folder *f, llm_config *c) {
         tn_llm_set_window(c, i, i % pattern != 0);
     const tn_json *types = tn_json_get(f->config, "layer_types");
     return tn_json_kind_of(types) == TN_JSON_ARRAY ? tn_llm_read_layer_types(f, types, c) : TN_OK;
+}
+
+static tn_status read_modernbert_decoder(const hf_folder *f, llm_config *c) {
+    TRY(read_modernbert(f, c));
+    c->attention.window /= 2; /* of the tokens before, as many as the encoder has on each side */
+    return tn_hf_activation(f, "classifier_activation", "gelu", &c->last_activation);
+}
+
+static tn_status read_ctrl(const hf_folder *f, llm_config *c) {
+    static const double EPS = 1e-6; /* of norms of layers, whatever config.json says of the last one */
+    if (tn_json_number(tn_json_get(f->config, "layer_norm_epsilon"), EPS) != EPS)
+        return tn_llm_refuse(f, "layer_norm_epsilon", "not 1e-6");
+    c->scales.embedding = sqrt((double)c->size[SIZE_HIDDEN]);
+    return TN_OK;
+}
+
+static tn_status read_neox_japanese(const hf_folder *f, llm_config *c) {
+    int64_t times, *width = &c->size[SIZE_INTERMEDIATE];
+    TRY(tn_hf_size(f, "intermediate_multiple_size", 4, 1024, &times));
+    *width = c->size[SIZE_UP] = times * c->size[SIZE_HIDDEN];
+    return TN_OK;
+}
+
+static tn_status read_persimmon(const hf_folder *f, llm_config *c) {
+    if (tn_llm_flag(f, "qk_layernorm", true)) c->needs |= NORMS | BIT(SLOT_Q_NORM_BIAS) | BIT(SLOT_K_NORM_BIAS);
+    return TN_OK;
 }
 
 /* The first models have one head of keys and values, or one for each query; later ones say how many. */
@@ -1227,6 +1304,16 @@ static const llm_family families[] = {
      .read = read_modernbert, .forward.activation = "gelu", .tied = true, .norms.layer_norm = true,
      .forward.fused_gate = true, .attention.bidirectional = true, .positions.base = 160000,
      .positions.local_base = 10000},
+    {"modernbert-decoder", "Ettin (ModernBERT decoders)",
+     .slots.needs = (PLAIN_SLOTS & ~(BIT(SLOT_GATE) | BIT(SLOT_ATTENTION_NORM))),
+     .slots.allows = BIT(SLOT_ATTENTION_NORM) | PRE_NORM_BIASES | ATTENTION_BIASES,
+     .slots.needs_later = BIT(SLOT_ATTENTION_NORM),
+     .slots.head_needs = PLAIN_HEAD | BIT(SLOT_EMBEDDING_NORM) | BIT(SLOT_LAST_DENSE) | BIT(SLOT_LAST_DENSE_NORM),
+     .slots.head_allows = BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_EMBEDDING_NORM_BIAS) | BIT(SLOT_LAST_DENSE_BIAS) |
+                          BIT(SLOT_LAST_DENSE_NORM_BIAS) | BIT(SLOT_OUTPUT_BIAS),
+     .naming = &modernbert_decoder_names, .keys = modernbert_keys, .read = read_modernbert_decoder,
+     .forward.activation = "gelu", .tied = true, .norms.layer_norm = true, .forward.fused_gate = true,
+     .positions.base = 160000, .positions.local_base = 10000},
     {"eurobert", "EuroBERT", .slots.needs = PLAIN_SLOTS, NAMED(llama_names), .attention.bidirectional = true},
     {"lfm2", "LFM2", .in_gguf = true, .read = read_lfm2, LFM2_LIKE},
     {"lfm2_moe", "LFM2 MoE", .gguf = "lfm2moe", .read = read_lfm2_moe, .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS),
@@ -1261,6 +1348,21 @@ static const llm_family families[] = {
     {"qwen35", "Qwen3.5", GGUF_DELTANET, .recurrent.needs = DELTANET_SLOTS | DELTANET_APART, .recurrent.tiled = true},
     {"qwen35moe", "Qwen3.5 MoE", GGUF_DELTANET, .recurrent.needs = DELTANET_SLOTS | DELTANET_APART,
      .recurrent.tiled = true, OWN_EXPERTS(EXPERTS | SHARED), .experts.whole_choice = true},
+    {"persimmon", "Persimmon", .slots.needs = GPT2_SLOTS, .slots.head_needs = BIASED_HEAD, .naming = &persimmon_names,
+     .keys = layer_norm_keys, .read = read_persimmon, .attention.grouped_qkv = true, .norms.layer_norm = true,
+     .forward.activation = "relu2", .positions.part = 0.5},
+    {"gpt_neox_japanese", "GPT-NeoX Japanese", .slots.needs = FUSED_SLOTS | PRE_NORM_BIASES,
+     .slots.allows = BIT(SLOT_O_BIAS), .slots.head_needs = BIASED_HEAD, .naming = &neox_japanese_names,
+     .keys = layer_norm_keys, .read = read_neox_japanese, .attention.grouped_qkv = true, .tied = true,
+     .norms.layer_norm = true, .forward.activation = "gelu", .positions.part = 1},
+    {"xglm", "XGLM", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | ATTENTION_BIASES | UNGATED_BIASES,
+     .slots.head_needs = BIASED_HEAD, .naming = &xglm_names, .keys = xglm_keys, .read = read_biogpt, .tied = true,
+     .norms.layer_norm = true, .forward.activation = "gelu", .positions.waves = WAVES_CLOSED, .positions.first = 2},
+    {"ctrl", "CTRL", .norms.eps = 1e-6,
+     .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES | ATTENTION_BIASES | UNGATED_BIASES,
+     .slots.head_needs = BIASED_HEAD | BIT(SLOT_OUTPUT_BIAS), .naming = &ctrl_names, .keys = ctrl_keys,
+     .read = read_ctrl, .tied = true, .norms.layer_norm = true, .forward.activation = "relu",
+     .positions.waves = WAVES_OPEN},
     {"opt", "OPT", .slots.needs = UNGATED_SLOTS | PRE_NORM_BIASES, .slots.allows = ATTENTION_BIASES | UNGATED_BIASES,
      .slots.head_needs = BIASED_HEAD | BIT(SLOT_POSITIONS), .naming = &opt_names, .keys = opt_keys, .read = read_opt,
      .tied = true, .norms.layer_norm = true, .forward.activation = "relu", .positions.first = 2},

@@ -450,7 +450,8 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
     if (c->family->attention.qkv_blocks && c->attention.heads % QKV_BLOCKS != 0)
         return tn_hf_fail(f->path, TN_ERR_FORMAT, "%" PRId64 " heads is not a multiple of %d", c->attention.heads,
                           QKV_BLOCKS);
-    return c->family->slots.head_needs & BIT(SLOT_POSITIONS) ? TN_OK : read_part(f, c);
+    bool rotates = c->family->positions.waves == WAVES_NONE && !(c->family->slots.head_needs & BIT(SLOT_POSITIONS));
+    return rotates ? read_part(f, c) : TN_OK;
 }
 
 /* ---- mixtures of experts ----------------------------------------------------------------------------------------- */

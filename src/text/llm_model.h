@@ -159,6 +159,10 @@ typedef struct llm_norms {
     double eps; /* of folders that do not say; 0: 1e-5 with a mean, else 1e-6 */
 } llm_norms;
 
+/* Sine and cosine waves of positions, added to the embedding. Frequencies: 10000^(-i / half) for i < half, or so that
+ * the last one is 1/10000. Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5. */
+typedef enum llm_waves { WAVES_NONE, WAVES_OPEN, WAVES_CLOSED } llm_waves;
+
 typedef struct llm_position_rules {
     bool interleaved;          /* in GGUF files rope rotates neighbours; else the halves of a head */
     bool folder_interleaved;   /* the same in folders */
@@ -168,7 +172,8 @@ typedef struct llm_position_rules {
     double wide_part;          /* of rope of layers without a window, where a folder says nothing of rope (Gemma 4) */
     bool plain_local;          /* layers with a window have the same base, not stretched */
     double part;        /* of a head that rope rotates, where config.json says nothing; 0: all of it, in any case */
-    int64_t first;      /* row of the first token in the table of learned positions */
+    int64_t first;      /* row of the first token in the table of learned positions, or the position of its waves */
+    llm_waves waves;    /* of learned positions' kind, but computed */
     bool explicit_rope; /* folders must have "rope_parameters": transformers' default for them is a scaled rope */
     double base, local_base; /* rope's where config.json says nothing; that of layers with a window */
 } llm_position_rules;
@@ -370,9 +375,9 @@ struct llm_config {
     slot_set needs, allows; /* bits of layer slots: of the first layer that is like most */
     int64_t size[SIZE_COUNT];
     double eps;
-    tn_activation *activation;
-    tn_dtype cache[2]; /* of keys, of values */
-    bool tied;         /* the embedding is the output's weight too */
+    tn_activation *activation, *last_activation; /* the second one of SLOT_LAST_DENSE */
+    tn_dtype cache[2];                           /* of keys, of values */
+    bool tied;                                   /* the embedding is the output's weight too */
     llm_attention attention;
     llm_positions positions;
     llm_experts experts;
@@ -415,7 +420,7 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
 const llm_family *tn_llm_next_family(const llm_family *f); /* with the same name in GGUF files; or NULL */
 void tn_llm_list_families(bool gguf, char *out, size_t size);
-enum { LLM_LIST_SIZE = 1600 }; /* for such a list */
+enum { LLM_LIST_SIZE = 2400 }; /* for such a list */
 /* llm_folder.c, for families whose config.json has more than their row says. A flag: null is false, as in Python. */
 bool tn_llm_flag(const hf_folder *f, const char *key, bool usual);
 tn_status tn_llm_refuse(const hf_folder *f, const char *key, const char *value); /* "'key' is value, …" */

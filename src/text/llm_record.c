@@ -80,14 +80,14 @@ static tn_tensor *rotate(const llm_config *c, tn_tensor *h, const rotation *turn
 
 /* [n, heads · width] as [n, heads, width]; normalised where the family does so, and rotated. */
 static tn_tensor *heads(const llm_config *c, tn_tensor *x, int64_t width, const tn_tensor *weight,
-                        const rotation *turn) {
+                        const tn_tensor *bias, const rotation *turn) {
     llm_head_norm kind = c->family->norms.heads;
     if (weight && kind == HEAD_NORM_ALL) x = tn_llm_norm(c, x, weight, NULL);
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / width, width));
     if (!weight || kind == HEAD_NORM_ALL) return rotate(c, h, turn);
     if (kind == HEAD_NORM_EACH) return rotate(c, tn_mul(tn_llm_norm(c, h, NULL, NULL), weight), turn);
     if (c->family->norms.after_rope) return tn_llm_norm(c, rotate(c, h, turn), weight, NULL);
-    return rotate(c, tn_llm_norm(c, h, weight, NULL), turn);
+    return rotate(c, tn_llm_norm(c, h, weight, bias), turn);
 }
 
 /* 1 + late_scale · log(1 + ⌊position / trained length⌋) for each token: [n, 1, 1]. */
@@ -285,11 +285,11 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
         project(c, w, layer, x, qkv_parts);
     const rotation *turn = &pass->turns[c->positions.two_ropes && slides];
     if (!tn_llm_has_rope(c, layer)) turn = NULL;
-    tn_tensor *qkv[] = {heads(c, qkv_parts[0], width, weight[SLOT_Q_NORM], turn), pass->kept[slides][0],
-                        pass->kept[slides][1]};
+    tn_tensor *qkv[] = {heads(c, qkv_parts[0], width, weight[SLOT_Q_NORM], weight[SLOT_Q_NORM_BIAS], turn),
+                        pass->kept[slides][0], pass->kept[slides][1]};
     if (tn_llm_key_layer(c, layer) == layer) {
-        qkv[1] = heads(c, qkv_parts[1], width, weight[SLOT_K_NORM], turn);
-        qkv[2] = shared ? qkv[1] : heads(c, qkv_parts[2], width, NULL, NULL);
+        qkv[1] = heads(c, qkv_parts[1], width, weight[SLOT_K_NORM], weight[SLOT_K_NORM_BIAS], turn);
+        qkv[2] = shared ? qkv[1] : heads(c, qkv_parts[2], width, NULL, NULL, NULL);
         if (c->family->norms.values) qkv[2] = tn_hf_rms_norm(qkv[2], NULL, c->eps);
         pass->kept[slides][0] = qkv[1];
         pass->kept[slides][1] = qkv[2];
@@ -390,6 +390,16 @@ static tn_tensor *layer_input(const llm_config *c, const llm_weights *w, int64_t
     return tn_llm_norm(c, made, w->layers[layer].weight[SLOT_INPUT_NORM], NULL);
 }
 
+/* Waves of the tokens' positions: [n, hidden]. */
+static tn_tensor *make_waves(const llm_config *c, const llm_inputs *in) {
+    int64_t half = c->size[SIZE_HIDDEN] / 2, steps = half - (c->family->positions.waves == WAVES_CLOSED);
+    tn_tensor *numbers = tn_arange(0, (double)half, 1, TN_F32);
+    tn_tensor *frequencies = tn_exp(tn_mul_scalar(numbers, -log(10000) / (double)steps));
+    tn_tensor *places = tn_reshape(in->positions, TN_DIMS(tn_size(in->positions, 0), 1));
+    tn_tensor *angles = tn_mul(tn_add_scalar(places, (double)c->family->positions.first), frequencies);
+    return tn_cat((tn_tensor *[]){tn_sin(angles), tn_cos(angles)}, 2, 1);
+}
+
 /* Rows of the embedding, with those of their positions where a model has learned them. */
 static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_pass *pass) {
     int64_t own = c->size[SIZE_ALL_INPUTS], hidden = c->size[SIZE_HIDDEN];
@@ -401,6 +411,7 @@ static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inp
     if (inputs) pass->layer_inputs = make_layer_inputs(c, w, x, inputs);
     if (w->head[SLOT_EMBEDDING_NORM] || c->family->norms.of_embedding)
         x = tn_llm_norm(c, x, w->head[SLOT_EMBEDDING_NORM], w->head[SLOT_EMBEDDING_NORM_BIAS]);
+    if (c->family->positions.waves != WAVES_NONE) return tn_add(x, make_waves(c, in));
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
     if (c->family->positions.first > 0) places = tn_add(places, tn_scalar_int(c->family->positions.first));
@@ -489,6 +500,13 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
     return several ? tn_llm_end_streams(model, w, pass.streams) : x;
 }
 
+static tn_tensor *last_dense(const llm_config *c, const llm_weights *w, tn_tensor *x) {
+    tn_tensor *const *head = w->head;
+    if (!head[SLOT_LAST_DENSE]) return x;
+    x = c->last_activation(tn_linear(x, head[SLOT_LAST_DENSE], head[SLOT_LAST_DENSE_BIAS]));
+    return tn_llm_norm(c, x, head[SLOT_LAST_DENSE_NORM], head[SLOT_LAST_DENSE_NORM_BIAS]);
+}
+
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
     tn_tensor *logits = NULL;
     TN_SCOPE;
@@ -497,6 +515,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
     if (rows != LLM_NO_ROWS) {
         const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
         x = norm_before(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+        x = last_dense(c, w, x);
         look_at(in, c->layers, 0, x);
         x = scaled(tn_linear(x, output, w->head[SLOT_OUTPUT_BIAS]), c->scales.logits);
         logits = tn_retain(bend(x, c->scales.final_cap));

@@ -160,8 +160,9 @@ static tn_status add_weight(tn_finetune *t, int64_t layer, int slot, tn_tensor *
 static tn_status add_weights(tn_finetune *t) {
     llm_weights *w = &t->m->weights;
     static const uint8_t trained[HEAD_SLOTS] = {
-        [SLOT_EMBEDDING] = 1,        [SLOT_OUTPUT_NORM] = 1, [SLOT_OUTPUT] = 1,
-        [SLOT_OUTPUT_NORM_BIAS] = 1, [SLOT_POSITIONS] = 1,   [SLOT_OUTPUT_BIAS] = 1};
+        [SLOT_EMBEDDING] = 1,       [SLOT_OUTPUT_NORM] = 1,         [SLOT_OUTPUT] = 1,     [SLOT_OUTPUT_NORM_BIAS] = 1,
+        [SLOT_POSITIONS] = 1,       [SLOT_OUTPUT_BIAS] = 1,         [SLOT_LAST_DENSE] = 1, [SLOT_LAST_DENSE_BIAS] = 1,
+        [SLOT_LAST_DENSE_NORM] = 1, [SLOT_LAST_DENSE_NORM_BIAS] = 1};
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (trained[slot]) TRY(add_weight(t, -1, slot, &w->head[slot]));
     for (int64_t i = 0; i < t->m->config.layers; i++) {

@@ -314,6 +314,18 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                     "vocab_size": VOCABULARY, "max_position_embeddings": 128, "word_embed_proj_dim": 48,
                     "bos_token_id": 1, "eos_token_id": 2}, NEW),
     ("openai-gpt", "OpenAIGPT", GPT2, NEW),
+    ("persimmon", "Persimmon", NEOX, NEW),
+    ("persimmon-bare", "Persimmon", NEOX | {"qk_layernorm": False} | partly(0.25), NEW),
+    ("neox-japanese", "GPTNeoXJapanese", {k: v for k, v in NEOX.items() if k != "intermediate_size"}
+     | {"intermediate_multiple_size": 2, "rotary_pct": 0.5}, NEW),
+    ("xglm", "XGLM", {"d_model": 48, "ffn_dim": 80, "num_layers": 3, "attention_heads": 4, "vocab_size": VOCABULARY,
+                      "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2}, NEW),
+    ("ctrl", "CTRL", GPT2 | {"dff": 80}, NEW),
+    ("ettin", "ModernBertDecoder", MODERN | {"local_attention": 18, "max_position_embeddings": 128}, NEW),
+    ("ettin-biases", "ModernBertDecoder", MODERN | {
+        "local_attention": 18, "max_position_embeddings": 128, "norm_bias": True, "attention_bias": True,
+        "classifier_bias": True, "decoder_bias": False, "classifier_activation": "silu", "tie_word_embeddings": False},
+     NEW),
     ("codegen", "CodeGen", GPT2 | {"rotary_dim": 8}, NEW),
     ("biogpt", "BioGpt", {k: v for k, v in PHI3.items() if k != "num_key_value_heads"} | {"max_position_embeddings": 128}, NEW),
     ("bloom", "Bloom", BLOOM, NEW),
