@@ -169,21 +169,25 @@ bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info)
 
 bool tn_hf_plain_name(const char *name) { return name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
 
-bool tn_hf_is_other_part(const hf_folder *f, const char *name) {
-    static const char *const parts[] = {"vision",       "visual",   "multi_modal_projector", "audio", "image_newline",
-                                        "mm_projector", "connector"};
-    const char *rest = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
-    const tn_json *root = tn_json_root(f->doc);
-    if (!tn_json_get(root, "vision_config") && !tn_json_get(root, "audio_config")) return false;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (strncmp(rest, parts[i], strlen(parts[i])) == 0) return true;
-    return false;
-}
-
 const char *tn_hf_strip(const hf_folder *f, const char *name) {
     size_t length = strlen(f->prefix), outer = outer_length(f);
     if (strncmp(name, f->prefix, length) == 0) return name + length;
     return strncmp(name, f->prefix, outer) == 0 ? name + outer : name;
+}
+
+bool tn_hf_is_other_part(const hf_folder *f, const char *name) {
+    static const char *const parts[] = {
+        "vision",    "visual",    "multi_modal_projector", "audio",     "image_newline", "mm_projector",
+        "connector", "projector", "view_seperator",        "sam_model", "qwen2_model"};
+    const char *rest = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    const tn_json *root = tn_json_root(f->doc);
+    bool whole = f->config != root || tn_json_get(root, "vision_config") || tn_json_get(root, "audio_config");
+    if (!whole) return false;
+    bool inside = !f->prefix[0] || tn_hf_strip(f, name) != name || strncmp(name, "lm_head", 7) == 0;
+    if (!inside) return true;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strncmp(rest, parts[i], strlen(parts[i])) == 0) return true;
+    return false;
 }
 
 shape_text tn_txt_shape(const int64_t *shape, int rank) {
@@ -338,7 +342,7 @@ bool tn_hf_is_of(const char *path, bool (*is_known)(const char *type)) {
 }
 
 tn_status tn_hf_fail(const char *folder, tn_status code, const char *format, ...) {
-    char text[2048]; /* has room for the list of all families */
+    char text[3072]; /* has room for the list of all families */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);

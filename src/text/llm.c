@@ -708,6 +708,11 @@ tn_status tn_llm_refuse_recurrent(const tn_llm *m, const char *function, const c
             TN_ERR_UNSUPPORTED,
             "%s does not support models whose layers have inputs of their own or keys of others, such as '%s'",
             function, tn_llm_source_path(&m->file->source));
+    for (int64_t i = 0; i < c->layers; i++)
+        if (tn_llm_is_skipped(c, i))
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "%s does not support models with layers for pictures, such as '%s'", function,
+                                   tn_llm_source_path(&m->file->source));
     if (c->recurrent.layers == 0) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s does not support models with recurrent layers, such as '%s': %s",
                            function, tn_llm_source_path(&m->file->source), why);

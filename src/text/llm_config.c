@@ -160,7 +160,13 @@ static bool is_beside(const llm_naming *n, const char *name) {
 
 bool tn_llm_is_spare(const llm_config *c, int64_t layer, int slot) {
     if (layer < 0) return c->tied && slot == SLOT_OUTPUT;
-    return KEY_SLOTS & BIT(slot) && tn_llm_key_layer(c, layer) != layer;
+    return tn_llm_is_skipped(c, layer) || (KEY_SLOTS & BIT(slot) && tn_llm_key_layer(c, layer) != layer);
+}
+
+static bool is_of_skipped(const llm_config *c, const char *name) {
+    size_t length = strlen(c->file.naming->layer);
+    int64_t layer = strncmp(name, c->file.naming->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
+    return layer >= 0 && layer < c->layers && tn_llm_is_skipped(c, layer);
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
@@ -173,6 +179,7 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     *counts = fits && !tn_llm_is_spare(c, layer, slot);
     if (fits && !*counts) return TN_OK;
     if (layer >= c->layers && layer - c->layers < c->file.predicting_layers) return TN_OK;
+    if (is_of_skipped(c, name)) return TN_OK;
     if (c->family->recurrent.kind == RECURRENCE_DELTANET && strncmp(t->name, "mtp.", 4) == 0) return TN_OK;
     if (fits && (layer < 0 ? head : llm_needs(c, layer) | llm_allows(c, layer)) & BIT(slot)) return TN_OK;
     if (is_beside(c->file.naming, name)) return TN_OK;
@@ -204,17 +211,21 @@ static tn_status refuse_unknown(const llm_source *s, llm_config *c) {
     return TN_OK;
 }
 
+/* A model may read more tokens than it writes: those that stand for pictures. Only the others are its vocabulary. */
 static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     char name[LLM_NAME_SIZE];
     llm_tensor embedding = {.struct_size = sizeof embedding}, output = {.struct_size = sizeof output};
     tn_llm_name(c->file.naming, name, -1, SLOT_EMBEDDING);
     TRY(tn_llm_source_find(s, name, &embedding));
-    c->size[SIZE_VOCABULARY] = embedding.rank > 0 ? embedding.shape[0] : 0;
+    c->size[SIZE_VOCABULARY] = c->size[SIZE_EMBEDDINGS] = embedding.rank > 0 ? embedding.shape[0] : 0;
     if (c->size[SIZE_VOCABULARY] < 1 || c->size[SIZE_VOCABULARY] > INT32_MAX)
         return tn_backend_fail(TN_ERR_FORMAT, "%s: tensor '%s' has %" PRId64 " rows; it must have one per token",
                                tn_llm_source_place(s, &embedding).text, embedding.name, c->size[SIZE_VOCABULARY]);
     tn_llm_name(c->file.naming, name, -1, SLOT_OUTPUT);
-    if (s->gguf) c->tied = tn_llm_source_find(s, name, &output) != TN_OK;
+    bool has_output = tn_llm_source_find(s, name, &output) == TN_OK;
+    if (s->gguf) c->tied = !has_output;
+    if (!c->tied && has_output && output.rank == 2 && output.shape[0] > 0 && output.shape[0] < embedding.shape[0])
+        c->size[SIZE_VOCABULARY] = output.shape[0];
     if (c->size[SIZE_ALL_INPUTS] == 0 || c->size[SIZE_TABLE_ROWS] > 0) return TN_OK;
     tn_llm_name(c->file.naming, name, -1, SLOT_LAYER_TABLE);
     TRY(tn_llm_source_find(s, name, &output));
@@ -359,6 +370,17 @@ bool tn_llm_is_sparse(const llm_config *c, int64_t layer) { return has_bit(c->st
 
 void tn_llm_set_unmixed(llm_config *c, int64_t layer) { set_bit(c->experts.unmixed, layer, true); }
 
+void tn_llm_set_skipped(llm_config *c, int64_t layer) {
+    set_bit(c->skipped, layer, true);
+    set_bit(c->attention.absent, layer, true);
+}
+
+bool tn_llm_is_skipped(const llm_config *c, int64_t layer) { return has_bit(c->skipped, layer); }
+
+int64_t tn_llm_group_best(const llm_config *c) {
+    return c->family->experts.by_sigmoid || c->family->experts.pairs_count ? 2 : 1;
+}
+
 void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends) { set_bit(c->attention.absent, layer, !attends); }
 
 bool tn_llm_attends(const llm_config *c, int64_t layer) { return !has_bit(c->attention.absent, layer); }
@@ -381,6 +403,7 @@ bool tn_llm_is_recurrent(const llm_config *c, int64_t layer) { return has_bit(c-
 /* Of slots that most layers have: those of one layer. recurrent, dense: what such layers have instead of others. */
 static slot_set of_layer(const llm_config *c, int64_t layer, slot_set slots, slot_set recurrent, slot_set dense) {
     bool attends = tn_llm_attends(c, layer), recurs = tn_llm_is_recurrent(c, layer);
+    if (tn_llm_is_skipped(c, layer)) return 0;
     if (has_bit(c->experts.unmixed, layer)) slots = (slots & ~c->family->experts.slots) | dense;
     if (c->family->slots.lone && (attends || recurs))
         slots &= ~(FFN_MATRICES | GATED_BIASES | c->family->experts.slots);

@@ -77,6 +77,18 @@ static const llm_naming gpt_oss_names = {
                     [SLOT_EXPERT_DOWN_BIAS] = "mlp.experts.down_proj_bias"},
     .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN),
 };
+/* All experts of a layer in two tensors: [out, in] each, or [in, out]. */
+#define JOINT_EXPERTS [SLOT_EXPERT_UP] = "mlp.experts.gate_up_proj", [SLOT_EXPERT_DOWN] = "mlp.experts.down_proj"
+static const llm_naming mistral4_names = {NAMES, .layer_slots = {DEEPSEEK_SHARED, JOINT_EXPERTS}};
+static const llm_naming qwen3_vl_moe_names = {NAMES, .layer_slots = {JOINT_EXPERTS}};
+static const llm_naming qwen3_vl_moe_turned = {NAMES, .layer_slots = {JOINT_EXPERTS},
+                                               .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN)};
+static const llm_naming aria_names = {
+    NAMES,
+    .layer_slots = {DEEPSEEK_SHARED, [SLOT_ROUTER] = "mlp.router.weight", [SLOT_EXPERT_UP] = "mlp.experts.fc1.weight",
+                    [SLOT_EXPERT_DOWN] = "mlp.experts.fc2.weight"},
+    .transposed = BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN),
+};
 static const llm_naming mixtral_names = {
     NAMES,
     .layer_slots = {[SLOT_ROUTER] = "block_sparse_moe.gate.weight",
@@ -181,24 +193,27 @@ static const llm_naming qwen3_next_names = {
     NAMES, .layer_slots = {DELTANET_LAYER, [SLOT_MIX_IN] = "linear_attn.in_proj_qkvz.weight"}};
 static const llm_naming qwen3_5_names = {
     NAMES, .layer_slots = {DELTANET_LAYER, [SLOT_MIX_IN] = "linear_attn.in_proj_qkv.weight"}};
+#define LFM2_LAYER                                                                                                     \
+    [SLOT_FFN_NORM] = "ffn_norm.weight", [SLOT_GATE] = "feed_forward.w1.weight", [SLOT_UP] = "feed_forward.w3.weight", \
+    [SLOT_DOWN] = "feed_forward.w2.weight", [SLOT_MIX_IN] = "conv.in_proj.weight", [SLOT_CONV] = "conv.conv.weight",   \
+    [SLOT_MIX_OUT] = "conv.out_proj.weight"
 static const llm_naming lfm2_names = {
     MODEL,
+    .layer_slots =
+        {LFM2_LAYER, [SLOT_ATTENTION_NORM] = "operator_norm.weight", [SLOT_O] = "self_attn.out_proj.weight",
+         [SLOT_Q_NORM] = "self_attn.q_layernorm.weight", [SLOT_K_NORM] = "self_attn.k_layernorm.weight",
+         [SLOT_ROUTER] = "feed_forward.gate.weight", [SLOT_CHOICE_BIAS] = "feed_forward.expert_bias",
+         [SLOT_EXPERT_GATE] = "feed_forward.experts.*.w1.weight", [SLOT_EXPERT_UP] = "feed_forward.experts.*.w3.weight",
+         [SLOT_EXPERT_DOWN] = "feed_forward.experts.*.w2.weight"},
+    HEAD("embed_tokens.weight", "embedding_norm.weight", "lm_head.weight"),
+};
+
+static const llm_naming lfm3_names = {
+    MODEL,
     .layer_slots = {[SLOT_ATTENTION_NORM] = "operator_norm.weight",
-                    [SLOT_FFN_NORM] = "ffn_norm.weight",
-                    [SLOT_O] = "self_attn.out_proj.weight",
-                    [SLOT_Q_NORM] = "self_attn.q_layernorm.weight",
-                    [SLOT_K_NORM] = "self_attn.k_layernorm.weight",
-                    [SLOT_GATE] = "feed_forward.w1.weight",
-                    [SLOT_UP] = "feed_forward.w3.weight",
-                    [SLOT_DOWN] = "feed_forward.w2.weight",
-                    [SLOT_ROUTER] = "feed_forward.gate.weight",
-                    [SLOT_CHOICE_BIAS] = "feed_forward.expert_bias",
-                    [SLOT_EXPERT_GATE] = "feed_forward.experts.*.w1.weight",
-                    [SLOT_EXPERT_UP] = "feed_forward.experts.*.w3.weight",
-                    [SLOT_EXPERT_DOWN] = "feed_forward.experts.*.w2.weight",
-                    [SLOT_MIX_IN] = "conv.in_proj.weight",
-                    [SLOT_CONV] = "conv.conv.weight",
-                    [SLOT_MIX_OUT] = "conv.out_proj.weight"},
+                    [SLOT_ATTENTION_POST_NORM] = "post_operator_norm.weight",
+                    [SLOT_FFN_POST_NORM] = "post_ffn_norm.weight",
+                    LFM2_LAYER},
     HEAD("embed_tokens.weight", "embedding_norm.weight", "lm_head.weight"),
 };
 
@@ -476,6 +491,8 @@ static const int64_t llama_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 32, [KEY_HIDDEN] = 4096, [KEY_INTERMEDIATE] = 11008, [KEY_HEADS] = 32, [KEY_CONTEXT] = 2048};
 static const int64_t mistral_usual[LLM_KEYS] = {[KEY_LAYERS] = 32, [KEY_HIDDEN] = 4096,    [KEY_INTERMEDIATE] = 14336,
                                                 [KEY_HEADS] = 32,  [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 8};
+static const int64_t mllama_usual[LLM_KEYS] = {[KEY_LAYERS] = 40, [KEY_HIDDEN] = 4096,    [KEY_INTERMEDIATE] = 14336,
+                                               [KEY_HEADS] = 32,  [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 8};
 static const int64_t gemma3_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 26,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
@@ -690,7 +707,8 @@ static tn_status read_shared(const hf_folder *f, llm_config *c, int64_t usual) {
 /* Width of per-layer embeddings; 0: there are none. */
 static tn_status read_inputs(const hf_folder *f, llm_config *c) {
     int64_t *inputs = &c->size[SIZE_INPUTS];
-    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), 256);
+    bool unified = strcmp(tn_hf_text(f, "model_type", ""), "gemma4_unified_text") == 0;
+    *inputs = tn_json_int(tn_json_get(f->config, "hidden_size_per_layer_input"), unified ? 0 : 256);
     if (*inputs == 0) return TN_OK;
     TRY(tn_hf_size(f, "hidden_size_per_layer_input", 256, LLM_MOST_WIDTH, inputs));
     c->size[SIZE_ALL_INPUTS] = c->layers * *inputs;
@@ -783,6 +801,48 @@ static tn_status read_lfm2(const hf_folder *f, llm_config *c) {
                       "'block_ffn_dim_multiplier' %g makes the width of feed-forward %" PRId64
                       "; it must be from 1 to %d",
                       by, *width, (int)LLM_MOST_WIDTH);
+}
+
+static tn_status read_lfm3(const hf_folder *f, llm_config *c) {
+    if (tn_llm_flag(f, "use_sandwich_norm", true)) c->needs |= POST_NORMS;
+    if (tn_llm_flag(f, "use_attention_gate", true)) c->needs |= BIT(SLOT_ATTENTION_GATE);
+    return tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, &c->size[SIZE_GATES]); /* one for each head */
+}
+
+static tn_status read_aria(const hf_folder *f, llm_config *c) {
+    int64_t shared;
+    TRY(tn_hf_size(f, "moe_num_shared_experts", 2, LLM_MOST_EXPERTS, &shared));
+    c->size[SIZE_SHARED] = shared * c->size[SIZE_EXPERT];
+    return TN_OK;
+}
+
+/* As transformers does: experts are [in, out] where they do not have the other shape. */
+static tn_status read_qwen3_vl_moe(const hf_folder *f, llm_config *c) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    char name[LLM_NAME_SIZE];
+    for (int64_t i = 0; i < c->layers; i++) {
+        tn_llm_name(c->file.naming, name, i, SLOT_EXPERT_UP);
+        if (!tn_hf_find(f, name, &info) || info.rank != 3) continue;
+        bool as_rows = info.shape[1] == c->size[SIZE_EXPERT_UP] && info.shape[2] == c->size[SIZE_HIDDEN];
+        if (!as_rows) c->file.naming = &qwen3_vl_moe_turned;
+        break;
+    }
+    return TN_OK;
+}
+
+/* Layers that read pictures are not used: by default every fifth one, from the fourth on. */
+static tn_status read_mllama(const hf_folder *f, llm_config *c) {
+    enum { FIRST = 3, STEP = 5, END = 40 };
+    const tn_json *list = tn_json_get(f->config, "cross_attention_layers");
+    bool listed = tn_json_kind_of(list) == TN_JSON_ARRAY;
+    for (size_t i = 0; i < tn_json_length(list); i++) {
+        int64_t layer = tn_json_int(tn_json_at(list, i), -1);
+        if (layer >= 0 && layer < c->layers) tn_llm_set_skipped(c, layer);
+    }
+    for (int64_t i = FIRST; !listed && i < c->layers && i < END; i += STEP)
+        tn_llm_set_skipped(c, i);
+    return tn_llm_is_skipped(c, c->layers - 1) ? tn_llm_refuse(f, "cross_attention_layers", "with the last one")
+                                               : TN_OK;
 }
 
 /* xIELU has weights, so it is not in the table of activations. */
@@ -1032,6 +1092,15 @@ static const llm_family families[] = {
     {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .slots.needs = PLAIN_SLOTS | BIASES, NAMED(llama_names)},
     {"qwen3", "Qwen 3", .in_gguf = true, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = ATTENTION_BIASES,
      NAMED(llama_names)},
+    {"qwen3_vl_moe", "Qwen 3 VL MoE", .type = "qwen3_vl_moe_text", .slots.needs = PLAIN_SLOTS | NORMS,
+     .slots.allows = ATTENTION_BIASES, NAMED(qwen3_vl_moe_names), OWN_EXPERTS(FUSED_EXPERTS), .tied = true,
+     .read = read_qwen3_vl_moe, .experts.fused_gate = true, .experts.whole_choice = true, .experts.usual_choice = 1,
+     .positions.base = 5e5},
+    {"aria", "Aria", .type = "aria_text", .slots.needs = PLAIN_SLOTS, .slots.allows = LINEAR_BIASES, NAMED(aria_names),
+     .read = read_aria, .experts.slots = FUSED_EXPERTS | PLAIN_SHARED, .experts.always = true,
+     .experts.fused_gate = true, .experts.whole_choice = true},
+    {"mllama", "Llama 3.2 Vision", .type = "mllama_text_model", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS,
+     NAMED(llama_names), .usual = mllama_usual, .read = read_mllama, .positions.base = 5e5},
     {"mixtral", "Mixtral", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS, NAMED(mixtral_names),
      .experts.slots = EXPERTS, .experts.always = true, .experts.whole_choice = true, .positions.base = 1e6,
      .attention.window = LLM_MOST_CONTEXT},
@@ -1073,6 +1142,8 @@ static const llm_family families[] = {
     {"ernie4_5", "ERNIE 4.5", .norms.eps = 1e-5, .in_gguf = true, .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS, .slots.allows = LINEAR_BIASES,
      NAMED(llama_names), .positions.base = 5e5},
+    {"paddleocr_vl", "PaddleOCR-VL", .type = "paddleocr_vl_text", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS,
+     .slots.allows = LINEAR_BIASES, NAMED(llama_names), .positions.base = 5e5},
     {"seed_oss", "Seed-OSS", .in_gguf = true, .gguf_naming = &gguf_late_norm, .slots.needs = PLAIN_SLOTS,
      .slots.allows = LINEAR_BIASES, NAMED(llama_names)},
     {"hunyuan_v1_dense", "Hunyuan", .norms.eps = 1e-5, .gguf = "hunyuan-dense", .slots.needs = PLAIN_SLOTS | NORMS,
@@ -1198,6 +1269,12 @@ static const llm_family families[] = {
     {"deepseek_v3", "DeepSeek V3, R1", .gguf = "deepseek2", .positions.interleaved = true,
      DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 2.5), .experts.usual_groups = 8, .experts.usual_chosen = 4,
      .experts.usual_dense = 3},
+    {"mistral4", "Mistral 4", .positions.folder_interleaved = true, .positions.explicit_rope = true,
+     .slots.needs = LATENT_SLOTS, NAMED(mistral4_names), .attention.latent = true,
+     OWN_EXPERTS(FUSED_EXPERTS | PLAIN_SHARED), .experts.fused_gate = true, .experts.pairs_count = true,
+     .experts.usual_choice = 1},
+    {"deepseek_ocr2", "DeepSeek-OCR 2", .type = "deepseek_ocr2_text", .slots.needs = PLAIN_SLOTS, NAMED(deepseek_names),
+     OWN_EXPERTS(DEEPSEEK_SLOTS & ~BIT(SLOT_CHOICE_BIAS))},
     {"sarvam_mla", "Sarvam MLA", DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 2.5), .experts.usual_dense = 1},
     {"glm4_moe_lite", "GLM-4.7 Flash", DEEPSEEK3_LIKE(DEEPSEEK_SLOTS, 1.8), .norms.eps = 1e-5,
      .experts.usual_dense = 1},
@@ -1209,6 +1286,9 @@ static const llm_family families[] = {
     {"glm", "GLM-4", .norms.eps = 1.5625e-07, .gguf = "chatglm", .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = PLAIN_SLOTS & ~BIT(SLOT_GATE), .slots.allows = BIASES,
      NAMED(glm_names), .forward.fused_gate = true, .positions.part = 0.5},
+    {"glm4v", "GLM-4.1V, GLM-OCR", .type = "glm4v_text", .norms.eps = 1e-5, .positions.folder_interleaved = true,
+     .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS, .slots.allows = BIASES, NAMED(glm_names),
+     .forward.fused_gate = true, .positions.part = 1},
     {"glm4", "GLM-4-0414", .norms.eps = 1.5625e-07, .in_gguf = true, .positions.interleaved = true,
      .positions.folder_interleaved = true, .slots.needs = (PLAIN_SLOTS & ~BIT(SLOT_GATE)) | POST_NORMS,
      .slots.allows = BIASES, NAMED(glm_names), .forward.fused_gate = true, .positions.part = 0.5},
@@ -1316,6 +1396,11 @@ static const llm_family families[] = {
      .positions.base = 160000, .positions.local_base = 10000},
     {"eurobert", "EuroBERT", .slots.needs = PLAIN_SLOTS, NAMED(llama_names), .attention.bidirectional = true},
     {"lfm2", "LFM2", .in_gguf = true, .read = read_lfm2, LFM2_LIKE},
+    {"lfm3", "LFM3", .norms.eps = 1e-5, .slots.needs = PLAIN_SLOTS | NORMS, .slots.allows = ATTENTION_BIASES,
+     .slots.head_needs = PLAIN_HEAD, .naming = &lfm3_names, .keys = nemotron_keys, .read = read_lfm3,
+     .forward.activation = "silu", .tied = true, .attention.window = 256, .positions.base = 1e6,
+     .positions.local_base = 1e4, .positions.wide_part = 0.5, .recurrent.kind = RECURRENCE_CONV,
+     .recurrent.needs = MIXER_SLOTS, .recurrent.allows = MIXER_BIASES},
     {"lfm2_moe", "LFM2 MoE", .gguf = "lfm2moe", .read = read_lfm2_moe, .experts.slots = EXPERTS | BIT(SLOT_CHOICE_BIAS),
      .experts.always = true, .experts.own_width = true, .experts.by_sigmoid = true, LFM2_LIKE},
     {"mamba", "Mamba", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM),
@@ -1372,10 +1457,26 @@ enum { FAMILIES = sizeof families / sizeof *families };
 /* Models that compute as one of the families; those with pictures are read for their text. */
 static const struct {
     const char *type, *as;
-} aliases[] = {
-    {"ministral", "mistral"},     {"qwen2_vl", "qwen2"},      {"qwen2_vl_text", "qwen2"}, {"qwen2_5_vl", "qwen2"},
-    {"qwen2_5_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"}, {"internlm3", "llama"},     {"iquestcoder", "llama"},
-};
+} aliases[] = {{"ministral", "mistral"},
+               {"qwen2_vl", "qwen2"},
+               {"qwen2_vl_text", "qwen2"},
+               {"qwen2_5_vl", "qwen2"},
+               {"qwen2_5_vl_text", "qwen2"},
+               {"qwen3_vl_text", "qwen3"},
+               {"internlm3", "llama"},
+               {"iquestcoder", "llama"},
+               {"qwen2_5_omni_text", "qwen2"},
+               {"qwen3_omni_moe_text", "qwen3_moe"},
+               {"granite_docling_text", "granite"},
+               {"granite4_vision_text", "granite"},
+               {"apertus1p5_text", "apertus"},
+               {"paddleocr_vl", "paddleocr_vl_text"},
+               {"hunyuan_vl", "hunyuan_v1_dense"},
+               {"hunyuan_vl_text", "hunyuan_v1_dense"},
+               {"emu3_text_model", "llama"},
+               {"glm_ocr_text", "glm4v_text"},
+               {"glm4v_moe_text", "glm4_moe"},
+               {"gemma4_unified_text", "gemma4_text"}};
 
 static bool is_word(const char *known, const char *name, size_t length) {
     return strlen(known) == length && memcmp(known, name, length) == 0;

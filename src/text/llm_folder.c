@@ -9,6 +9,7 @@
 /* A model with pictures or speech has its language model's configuration in an object of its own. */
 static void enter_text_config(hf_folder *f) {
     const tn_json *text = tn_json_get(tn_json_root(f->doc), "text_config");
+    if (!text) text = tn_json_get(tn_json_get(tn_json_root(f->doc), "thinker_config"), "text_config"); /* Qwen Omni */
     f->config = tn_json_kind_of(text) == TN_JSON_OBJECT ? text : tn_json_root(f->doc);
 }
 
@@ -204,7 +205,8 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
                           tn_txt_shown(type, strlen(type)).text, c->family->architecture);
     if (strcmp(type, "mrope") == 0) return TN_OK; /* in texts, all three positions of a token are the same */
     /* Another base past the trained context, where no text may reach; with Hunyuan's alpha another one everywhere. */
-    if (strcmp(type, "dynamic") == 0 || strcmp(type, "ntk_alpha") == 0) return read_alpha(f, o, c);
+    if (strcmp(type, "dynamic") == 0 || strcmp(type, "ntk_alpha") == 0 || strcmp(type, "xdrope") == 0)
+        return read_alpha(f, o, c);
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->positions.rope);
     if (strcmp(type, "proportional") == 0 && c->family->positions.part == 0)
         return read_proportional(f, o, c, &c->positions.rope);
@@ -239,6 +241,7 @@ tn_status tn_llm_read_layer_types(const hf_folder *f, const tn_json *types, llm_
     for (int64_t i = 0; i < c->layers; i++) {
         const char *type = tn_json_string(tn_json_at(types, (size_t)i), "");
         bool slides = strcmp(type, "sliding_attention") == 0;
+        if (tn_llm_is_recurrent(c, i)) continue;
         if (!slides && strcmp(type, "full_attention") != 0)
             return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED,
                               "layer %" PRId64 " has the type '%s', which is not supported", i,
@@ -397,8 +400,8 @@ static tn_status read_latent(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "kv_lora_rank", -1, LLM_MOST_WIDTH, &c->size[SIZE_KV_RANK]));
     tn_llm_set_latent_sizes(c, rope, plain, values);
     int64_t width = tn_json_int(tn_json_get(f->config, "head_dim"), rope); /* of rope, in transformers */
-    if (width != rope && strcmp(c->family->architecture, "sarvam_mla") != 0)
-        return tn_llm_refuse(f, "head_dim", "not 'qk_rope_head_dim'");
+    bool other = strcmp(c->family->architecture, "sarvam_mla") == 0 || strcmp(c->family->architecture, "mistral4") == 0;
+    if (width != rope && !other) return tn_llm_refuse(f, "head_dim", "not 'qk_rope_head_dim'");
     c->positions.interleaved = tn_llm_flag(f, "rope_interleave", c->positions.interleaved);
     if (rope % 2 != 0 || values > rope + plain)
         return tn_hf_fail(
@@ -479,8 +482,8 @@ static tn_status read_unmixed(const hf_folder *f, llm_config *c) {
 
 /* Groups of experts, and the factor of what they yield: DeepSeek's. */
 static tn_status read_choice(const hf_folder *f, llm_config *c) {
-    int64_t experts = c->size[SIZE_EXPERTS], least = c->family->experts.by_sigmoid ? 2 : 1;
-    const char *method = tn_hf_text(f, "topk_method", c->family->experts.by_sigmoid ? "noaux_tc" : "greedy");
+    int64_t experts = c->size[SIZE_EXPERTS], least = tn_llm_group_best(c);
+    const char *method = tn_hf_text(f, "topk_method", least > 1 ? "noaux_tc" : "greedy");
     double usual = c->family->experts.usual_scale > 0 ? c->family->experts.usual_scale : 1;
     TRY(tn_hf_real(f, f->config, "routed_scaling_factor", usual, 1e-6, 1e6, &c->experts.scale));
     TRY(tn_hf_real(f, f->config, "router_scaling_factor", c->experts.scale, 1e-6, 1e6, &c->experts.scale));
@@ -543,7 +546,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     bool own = c->family->experts.own_width, other = c->family->experts.by_sigmoid || c->family->recurrent.kind;
     if (own || (!c->experts.whole_choice && !other)) /* of Mixtral, Jamba and Llama 4 the key says nothing */
         c->experts.whole_choice = tn_llm_flag(f, "norm_topk_prob", c->family->experts.usual_choice + other > 0);
-    if (c->family->attention.latent && !c->family->experts.by_sigmoid && c->experts.whole_choice)
+    if (c->family->attention.latent && tn_llm_group_best(c) == 1 && c->experts.whole_choice)
         return tn_llm_refuse(f, "norm_topk_prob", "true"); /* DeepSeek's code and transformers differ in it */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     bool fused = c->family->forward.fused_gate || c->family->experts.fused_gate;
@@ -655,7 +658,7 @@ static tn_status read_ends(const hf_folder *f, llm_config *c) {
 /* Before the names of a language model's weights among those of other parts. */
 static void find_wrapped_prefix(hf_folder *f, const char *probe) {
     static const char *const prefixes[] = {"model.language_model.", "language_model.model.", "language_model.",
-                                           "model.text_model."};
+                                           "model.text_model.", "thinker.model."};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes && !f->prefix[0]; i++)
         tn_hf_find_prefix(f, prefixes[i], probe);
 }

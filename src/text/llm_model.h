@@ -31,8 +31,9 @@ typedef enum llm_size {
     SIZE_INTERMEDIATE,
     SIZE_UP, /* the same, or twice that where one product makes the gate too */
     SIZE_VOCABULARY,
-    SIZE_QUERIES, /* heads · head_dim */
-    SIZE_KEYS,    /* kv_heads · head_dim */
+    SIZE_EMBEDDINGS, /* rows of the embedding: as many, or more */
+    SIZE_QUERIES,    /* heads · head_dim */
+    SIZE_KEYS,       /* kv_heads · head_dim */
     SIZE_HEAD,
     SIZE_HALF,   /* pairs of a head that rope rotates */
     SIZE_Q_NORM, /* what the norm of queries has a weight for: a head, all heads together, or each head */
@@ -213,6 +214,7 @@ typedef struct llm_expert_rules {
     double usual_scale;
     int64_t usual_groups, usual_chosen, usual_dense;
     bool by_sigmoid;   /* the router's values, each alone; else by softmax */
+    bool pairs_count;  /* a group of experts is as good as its two best, as with by_sigmoid; else as its best one */
     bool sparse_mixer; /* each of two experts is weighted among those that are nearly as good (Phi-3.5-MoE) */
     bool fused_gate;   /* llm_forward_rules, of experts only */
     int usual_choice;  /* default of "norm_topk_prob" in folders: 1 true, -1 false, 0 true if by_sigmoid or recurrent */
@@ -378,6 +380,7 @@ struct llm_config {
     tn_activation *activation, *last_activation; /* the second one of SLOT_LAST_DENSE */
     tn_dtype cache[2];                           /* of keys, of values */
     bool tied;                                   /* the embedding is the output's weight too */
+    uint8_t skipped[LLM_MOST_LAYERS / 8];        /* bits of the layers that texts do not go through */
     llm_attention attention;
     llm_positions positions;
     llm_experts experts;
@@ -470,6 +473,10 @@ int64_t tn_llm_key_width(const llm_config *c);
 int tn_llm_cache_count(const llm_config *c);
 int64_t tn_llm_cache_heads(const llm_config *c);
 void tn_llm_set_unmixed(llm_config *c, int64_t layer);
+/* Layers that texts do not go through: those that read pictures. */
+void tn_llm_set_skipped(llm_config *c, int64_t layer);
+bool tn_llm_is_skipped(const llm_config *c, int64_t layer);
+int64_t tn_llm_group_best(const llm_config *c); /* of how many of its experts the worth of a group is the sum */
 void tn_llm_set_recurrent(llm_config *c, int64_t layer);
 bool tn_llm_is_recurrent(const llm_config *c, int64_t layer);
 void tn_llm_set_attention(llm_config *c, int64_t layer, bool attends);

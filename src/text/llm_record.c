@@ -465,6 +465,7 @@ static tn_tensor *llm_record_layers(const llm_config *model, const llm_weights *
         tn_tensor *const *weight = w->layers[i].weight;
         llm_config own;
         const llm_config *c = tn_llm_of_layer(model, i, &own);
+        if (tn_llm_is_skipped(model, i)) continue;
         if (several) x = tn_llm_predict_streams(c, w, i, pass.streams);
         tn_tensor *y = norm_before(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         tn_tensor *mixed = mix_tokens(c, w, i, in, &pass, y);
@@ -854,7 +855,7 @@ static tn_tensor *mix_all(const llm_config *c, tn_tensor *const *weight, const t
 static tn_tensor *limit_to_groups(const llm_config *c, tn_tensor *wishes) {
     int64_t n = tn_size(wishes, 0), each = c->size[SIZE_EXPERTS] / c->experts.groups;
     tn_tensor *groups = tn_reshape(wishes, TN_DIMS(n, c->experts.groups, each));
-    tn_tensor *best = tn_sum(tn_topk(groups, c->family->experts.by_sigmoid ? 2 : 1, 2, true), (int64_t[]){2}, 1, false);
+    tn_tensor *best = tn_sum(tn_topk(groups, tn_llm_group_best(c), 2, true), (int64_t[]){2}, 1, false);
     tn_tensor *chosen = tn_unsqueeze(tn_topk_indices(best, c->experts.chosen_groups, 1, true), 2);
     tn_tensor *numbers = tn_arange(0, (double)c->experts.groups, 1, TN_I64);
     tn_tensor *other = tn_eq_scalar(tn_sum(tn_cast(tn_eq(chosen, numbers), TN_F32), (int64_t[]){1}, 1, false), 0);

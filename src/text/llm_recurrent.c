@@ -157,7 +157,7 @@ static tn_status read_kinds(const hf_folder *f, llm_config *c) {
         for (size_t k = 0; listed && k < tn_json_length(full); k++)
             attends = attends || tn_json_int(tn_json_at(full, k), -1) == i;
         const char *word = tn_json_string(tn_json_at(types, (size_t)i), "");
-        if (typed) attends = strcmp(word, "full_attention") == 0 || strcmp(word, "attention") == 0;
+        if (typed) attends = tn_txt_ends_with(word, "attention") && strcmp(word, "linear_attention") != 0;
         if (tn_llm_is_pure(c) || !attends) tn_llm_set_recurrent(c, i);
     }
     if (typed || listed || tn_llm_is_pure(c) || interval > 0) return TN_OK;

@@ -79,6 +79,9 @@ LATE = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0
 PIXTRAL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
            "image_size": 28, "patch_size": 14}
 QWEN_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 48}
+GLM_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 48, "image_size": 28,
+            "patch_size": 14}
+SOUND = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "output_dim": 48}
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]}}
 NEW = {"gguf": False}
 MADE = NEW | {"made": True}  # llama.cpp's conversion makes a GGUF file of it
@@ -365,6 +368,48 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
         "Qwen2_5_VL", "", QWEN_EYES | {"fullatt_block_indexes": [0]})}),
     ("qwen3-vl", "Qwen3VL", COMMON | MROPE | {"head_dim": 8}, NEW | {"whole": (
         "Qwen3VL", "", QWEN_EYES | {"deepstack_visual_indexes": [0]})}),
+    ("qwen3-vl-moe", "Qwen3VLMoe", MOE | MROPE | {"head_dim": 8}, NEW | {"whole": (
+        "Qwen3VLMoe", "", QWEN_EYES | {"deepstack_visual_indexes": [0]})}),
+    ("qwen3-vl-moe-turned", "Qwen3VLMoe", MOE | MROPE | {"head_dim": 8}, NEW | {"turned": True, "whole": (
+        "Qwen3VLMoe", "", QWEN_EYES | {"deepstack_visual_indexes": [0]})}),
+    ("qwen2.5-omni", "Qwen2_5Omni", COMMON | MROPE, NEW | {"whole": (
+        "Qwen2_5OmniThinker", "", QWEN_EYES | {"fullatt_block_indexes": [0]}, {"audio_config": SOUND, "vision_start_token_id": 260})}),
+    ("qwen3-omni-moe", "Qwen3OmniMoe", MOE | MROPE | {"head_dim": 8, "norm_topk_prob": True}, NEW | {"whole": (
+        "Qwen3OmniMoeThinker", "", QWEN_EYES | {"deepstack_visual_indexes": [0]}, {"audio_config": SOUND, "vision_start_token_id": 260})}),
+    ("glm4v", "Glm4v", PHI3 | MROPE, NEW | {"whole": ("Glm4v", "", GLM_EYES)}),
+    ("glm-ocr", "GlmOcr", PHI3 | {"head_dim": 16, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+     NEW | {"whole": ("GlmOcr", "", GLM_EYES)}),
+    ("glm4v-moe", "Glm4vMoe", DEEPSEEK_EXPERTS | {"head_dim": 16, "n_group": 1, "topk_group": 1, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+     NEW | {"whole": ("Glm4vMoe", "", GLM_EYES)}),
+    ("hunyuan-vl", "HunYuanVL", COMMON | {"head_dim": 16, "rope_parameters": {
+        "rope_type": "xdrope", "factor": 1.0, "alpha": 50.0, "rope_theta": 500.0, "xdrope_section": [2, 2, 2, 2]}}, NEW | {"whole": (
+            "HunYuanVL", "", {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                              "image_size": 28, "patch_size": 14, "out_hidden_size": 48})}),
+    ("paddleocr-vl", "PaddleOCR", COMMON | MROPE | {"head_dim": 8}, NEW | {"whole": ("PaddleOCRVL", "", PIXTRAL)}),
+    ("granite-docling", "GraniteDocling", GRANITE, NEW | {"whole": ("GraniteDocling", "", {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14, "out_hidden_size": 48})}),
+    ("gemma4-unified", "Gemma4Unified", {k: v for k, v in GEMMA4.items() if "per_layer_input" not in k} | {
+        "num_kv_shared_layers": 0, "use_double_wide_mlp": False}, NEW),
+    ("apertus-1.5", "Apertus1p5Text", PHI3 | {"rope_parameters": LLAMA3, "vocab_size": VOCABULARY + 9,
+                                             "output_vocab_size": VOCABULARY}, NEW),
+    ("aria", "AriaText", COMMON | {"moe_num_experts": 5, "moe_topk": 2}, NEW),
+    ("mllama", "Mllama", PHI3 | {"num_hidden_layers": 4, "cross_attention_layers": [1, 2]},
+     NEW | {"network": False, "unused": True}),
+    ("mistral4", "Mistral4", DEEPSEEK | {"rope_parameters": LATE, "n_group": 3, "topk_group": 2}, NEW),
+    ("deepseek-ocr2", "DeepseekOcr2", {k: v for k, v in DEEPSEEK_EXPERTS.items() if k != "first_k_dense_replace"} | {
+        "mlp_layer_types": ["dense", "sparse", "sparse"]}, NEW | {"whole": ("DeepseekOcr2", "", {
+            "sam_config": {"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "image_size": 64, "patch_size": 16, "global_attn_indexes": [0], "mlp_dim": 32,
+                           "downsample_channels": [16, 32]},
+            "encoder_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+                               "num_attention_heads": 2, "num_key_value_heads": 2}})}),
+    ("lfm3", "Lfm3", PHI3 | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 9, "layer_types": [
+        "conv", "full_attention", "sliding_attention", "conv", "full_attention"]}, STATE),
+    ("lfm3-bare", "Lfm3", PHI3 | {"num_hidden_layers": 3, "use_sandwich_norm": False, "use_attention_gate": False,
+                                  "conv_bias": True, "layer_types": ["conv", "sliding_attention", "conv"]}, STATE),
     ("mistral3-eyes", "Ministral3", COMMON | {"rope_parameters": LATE},
      NEW | {"whole": ("Mistral3", "PixtralVision", PIXTRAL)}),
     ("llava", "Llama", COMMON, NEW | {"whole": ("Llava", "CLIPVision", PIXTRAL)}),
@@ -466,7 +511,9 @@ READERS = ("deberta-v3", "deberta-v3-faint", "deberta-v3-words", "modernbert", "
            "embedding-gemma")  # no ONNX models
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
-TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma3n", "Gemma4", "Qwen2_5_VL", "Qwen3VL")  # stems of families that have pictures as well
+TWO_PARTS = ("Llama4", "Qwen3_5", "Qwen3_5Moe", "Gemma3", "Gemma3n", "Gemma4", "Qwen2_5_VL", "Qwen3VL", "Qwen3VLMoe", "Qwen2_5Omni",
+             "Qwen3OmniMoe", "Glm4v", "GlmOcr", "Glm4vMoe", "HunYuanVL", "PaddleOCR", "GraniteDocling", "Gemma4Unified", "Mllama",
+             "DeepseekOcr2")  # stems of families that have pictures as well
 ANSWER_KEYS = {"text", "prompt_ids", "ids", "prompt_tokens_per_second", "prompt_tokens_computed", "tokens_per_second",
                "device", "fallback", "load_seconds", "weights_bytes", "context", "seed", "stopped", "stop"}
 HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
@@ -490,6 +537,15 @@ def randomize(torch, model):
                 b.normal_(1, 0.3)
             if name.endswith("correction_bias"):
                 b.normal_(0, 0.3)
+
+
+def turn_experts(folder):
+    """Experts' matrices as [in, out], as the first models of the family have them."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: t.transpose(1, 2).contiguous() if ".experts." in k else t for k, t in weights.items()},
+              folder / "model.safetensors", {"format": "pt"})
 
 
 def write_tokenizer(folder):
@@ -565,13 +621,13 @@ class Suite:
         return json.loads(result.stdout)
 
     def make(self, name, stem, kind, config, whole=None):
-        """whole: of a model with pictures, its own stem, that of its vision's configuration, and that."""
+        """whole: of a model with pictures, its own stem, that of its vision's configuration, that, and of other parts."""
         self.torch.manual_seed(sum(map(ord, name)))
         text = "Text" if stem in TWO_PARTS else ""
         made = getattr(self.transformers, stem + text + "Config")(**config)
         if whole:
             eyes = getattr(self.transformers, whole[1] + "Config")(**whole[2]).to_dict() if whole[1] else whole[2]
-            made = getattr(self.transformers, whole[0] + "Config")(text_config=made.to_dict(), vision_config=eyes)
+            made = getattr(self.transformers, whole[0] + "Config")(text_config=made.to_dict(), vision_config=eyes, **dict(*whole[3:]))
         made._attn_implementation = "eager"  # the others have no caps of scores
         kind = text + kind if kind == "Model" else kind
         known = getattr(self.transformers, (whole[0] if whole else stem) + kind, None)
@@ -590,6 +646,8 @@ class Suite:
             said = json.loads((folder / "config.json").read_text()) | how["edit"]
             said = {k: v for k, v in said.items() if v is not None} | dict.fromkeys(how.get("null", ()))
             (folder / "config.json").write_text(json.dumps(said))
+        if how.get("turned"):
+            turn_experts(folder)
         if kind != torch.float32:  # opened anew: to() has rounded the frequencies of rope as well
             model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
@@ -608,6 +666,7 @@ class Suite:
         sizes = self.command("fit", folder, "--json")
         count = sum(p.numel() for p in model.parameters())
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        whole = whole or how.get("unused")
         self.expect(whole or sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
         counts = [sizes["parameters"], self.command("fit", folder, "--train", "--json")["parameters"]]
