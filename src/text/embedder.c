@@ -116,6 +116,7 @@ static tn_status take_tables(tn_embedder *e) {
     if (c->span > 0) TRY(take_relative(e));
     if (c->projects) TRY(take_pair(e, -1, TABLE_PROJECTION, &e->weights.projection));
     if (tables[TABLE_LAST_NORM]) TRY(take_pair(e, -1, TABLE_LAST_NORM, &e->weights.last_norm));
+    if (c->projects_texts) TRY(keep_embedder(load_part(e, -1, TABLE_OUTPUT, ".weight"), &e->weights.output.weight));
     return tables[TABLE_NORM] ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : TN_OK;
 }
 
@@ -189,6 +190,8 @@ static tn_status open_embedder(void *model, const char *folder, tn_device *devic
     e->device = device;
     TRY(check_options(options));
     TRY(tn_hf_open(folder, &e->folder));
+    const tn_json *text = tn_json_get(e->folder.config, "text_config"); /* of a model with pictures */
+    if (tn_encoder_knows(tn_json_string(tn_json_get(text, "model_type"), ""))) e->folder.config = text;
     if (!tn_encoder_knows(tn_hf_text(&e->folder, "model_type", "")) && is_language_model(&e->folder))
         return read_by_language_model(e, folder, options);
     TRY(tn_encoder_configure(&e->folder, options, &e->config));
@@ -210,7 +213,7 @@ static void close_embedder(void *model) {
     tn_free(e->weights.relative);
     tn_free(e->weights.distances);
     tn_llm_close(e->reader);
-    hf_linear *const others[] = {&e->weights.norm, &e->weights.projection, &e->weights.last_norm};
+    hf_linear *const others[] = {&e->weights.norm, &e->weights.projection, &e->weights.last_norm, &e->weights.output};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         tn_hf_free_linear(others[i]);
     for (int i = 0; i < e->config.dense_count; i++)
@@ -445,6 +448,7 @@ static tn_tensor *attention(const encoder_config *c, const encoder_weights *w, c
     tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
     tn_rope_options rope = TN_ROPE_DEFAULTS;
     rope.interleaved = c->family->interleaved;
+    o.is_causal = c->family->causal && !with->mask;
     tn_tensor *qkv = tn_hf_linear(x, &l[PART_QKV]), *part[3], *mask = with->mask;
     for (int64_t i = 0; i < 3; i++)
         part[i] = heads(c, qkv, i, b);
@@ -518,6 +522,7 @@ static tn_tensor *encoder_mask_of(const encoder_batch *b, int64_t batch, int64_t
 static tn_tensor *pool_and_finish(const encoder_config *c, const encoder_weights *w, const tn_tensor *x,
                                   const tn_tensor *seen) {
     tn_tensor *y = pool(c, x, seen);
+    if (w->output.weight) y = tn_hf_linear(y, &w->output);
     for (int i = 0; i < c->dense_count; i++)
         y = c->dense[i].activation(tn_hf_linear(y, &w->dense[i]));
     return c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y;
@@ -543,7 +548,11 @@ static tn_tensor *distance_bias(const encoder_config *c, const encoder_weights *
 
 static encoder_shared share(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     encoder_shared s = {0};
-    if (b->seen) s.mask = encoder_mask_of(b, tn_size(b->ids, 0), tn_size(b->ids, 1));
+    if (b->seen && !c->family->causal) s.mask = encoder_mask_of(b, tn_size(b->ids, 0), tn_size(b->ids, 1));
+    if (c->family->causal && b->apart) {
+        tn_tensor *seen = tn_ge(tn_unsqueeze(b->places, 2), tn_unsqueeze(b->places, 1));
+        s.mask = tn_unsqueeze(seen, 1);
+    }
     if (w->buckets) {
         tn_tensor *bias = distance_bias(c, w, b);
         s.mask = s.mask ? tn_where(s.mask, bias, tn_scalar(-INFINITY)) : bias;
@@ -562,9 +571,22 @@ static encoder_shared share(const encoder_config *c, const encoder_weights *w, c
     return s;
 }
 
+/* Zeros for mask tokens; the other rows are scaled by the share of tokens that were not masked in training, relative to
+ * that of the text. Source: Lin et al. 2023, "Evolutionary-scale prediction of atomic-level protein structure with a
+ * language model" (ESM-2), as transformers computes it. */
+static tn_tensor *drop_masked(const encoder_config *c, tn_tensor *x, const encoder_batch *b) {
+    static const double LEFT_IN_TRAINING = 1 - 0.15 * 0.8;
+    tn_tensor *masked = tn_eq_scalar(b->ids, (double)c->mask_token), *there = tn_cast(tn_logical_not(masked), TN_F32);
+    tn_tensor *all = b->seen ? b->seen : tn_ones_like(there);
+    tn_tensor *left = tn_div(tn_sum(tn_mul(there, all), (int64_t[]){1}, 1, true), tn_sum(all, (int64_t[]){1}, 1, true));
+    tn_tensor *scale = tn_div(tn_mul_scalar(there, LEFT_IN_TRAINING), left);
+    return tn_mul(x, tn_unsqueeze(scale, 2));
+}
+
 /* Rows of the words, with those of their positions or of the first type. */
 static tn_tensor *embed_words(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     tn_tensor *x = tn_embedding(b->ids, w->words);
+    if (c->mask_token >= 0) x = drop_masked(c, x, b);
     if (!w->places) return x;
     return tn_add(x, c->family->tables[TABLE_POSITIONS] ? tn_embedding(b->places, w->places) : w->places);
 }
@@ -622,7 +644,7 @@ static void name_layer(named_weights *n, const encoder_config *c, int64_t layer,
 }
 
 static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
-    size_t most = 10 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
+    size_t most = 11 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     n->names = tn_txt_zalloc(most, sizeof *n->names);
     if (!n->list || !n->names) return TN_ERR_MEMORY;
@@ -637,6 +659,7 @@ static tn_status name_weights(const encoder_config *c, const encoder_weights *w,
     if (w->norm.weight) name_pair(n, c, -1, TABLE_NORM, &w->norm);
     if (w->projection.weight) name_pair(n, c, -1, TABLE_PROJECTION, &w->projection);
     if (w->last_norm.weight) name_pair(n, c, -1, TABLE_LAST_NORM, &w->last_norm);
+    if (w->output.weight) name_pair(n, c, -1, TABLE_OUTPUT, &w->output);
     for (int64_t i = 0; i < c->stored; i++)
         name_layer(n, c, i, w->layers[i]);
     for (int i = 0; i < c->dense_count; i++) {

@@ -39,6 +39,7 @@ typedef enum encoder_table {
     TABLE_TASKS,         /* as TABLE_TYPES, if config.json says use_task_id (ERNIE) */
     TABLE_PROJECTION,    /* from the width of the tables to that of the layers, where the file has it */
     TABLE_LAST_NORM,     /* after the layers */
+    TABLE_OUTPUT,        /* without a bias: what a pooled text is multiplied by, where the file has it (CLIP) */
     TABLES
 } encoder_table;
 
@@ -70,6 +71,12 @@ typedef struct encoder_family {
     bool norm_first;               /* norms stand before attention and feed-forward, not after them */
     bool one_layer;                /* all layers have the weights of the first */
     bool interleaved;              /* rope rotates neighbours */
+    bool causal;                   /* a token sees itself and those before it */
+    tn_pooling pooling;            /* where the folder says nothing; default: mean */
+    const char *position_type;     /* position_embedding_type; NULL: absolute */
+    const char *other_prefix;      /* before names, in files that have not `prefix`; NULL: none */
+    const char *spare;             /* a table that some files have and no token reads; NULL: none */
+    const int64_t *usual;          /* [ENC_KEYS], where config.json says nothing; NULL: it must say it */
 } encoder_family;
 
 /* A layer after pooling: a folder of its own. */
@@ -84,13 +91,14 @@ typedef struct encoder_dense {
 typedef struct encoder_config {
     const encoder_family *family;
     int64_t layers, heads, hidden, intermediate, vocabulary, positions, types, buckets;
-    int64_t stored;         /* layers with weights of their own: all, or one */
-    int64_t embedding;      /* width of the tables */
-    bool projects, tasks;   /* TABLE_PROJECTION, TABLE_TASKS are used */
-    int64_t span;           /* of TABLE_RELATIVE: rows for distances to one side; 0: none */
-    double base;            /* of rope */
-    int64_t first_position; /* of a text, in the table of positions */
-    int64_t longest;        /* tokens of a text */
+    int64_t stored;                       /* layers with weights of their own: all, or one */
+    int64_t embedding;                    /* width of the tables */
+    bool projects, tasks, projects_texts; /* TABLE_PROJECTION, TABLE_TASKS, TABLE_OUTPUT are used */
+    int64_t span;                         /* of TABLE_RELATIVE: rows for distances to one side; 0: none */
+    double base;                          /* of rope */
+    int64_t mask_token;                   /* its rows are 0, and the others larger (ESM); -1: no such token */
+    int64_t first_position;               /* of a text, in the table of positions */
+    int64_t longest;                      /* tokens of a text */
     double eps;
     tn_activation *activation;
     tn_pooling pooling;
@@ -124,7 +132,7 @@ typedef struct encoder_weights {
     tn_tensor *frequencies; /* NULL, or rope's, [half] */
     tn_tensor *relative;    /* NULL, or TABLE_RELATIVE after its norm, [2 · span, hidden] */
     tn_tensor *distances;   /* and the row of each distance, from 1 - longest on, [2 · longest - 1, 1] */
-    hf_linear norm, projection, last_norm; /* weight: NULL where there is none */
+    hf_linear norm, projection, last_norm, output; /* weight: NULL where there is none */
     hf_linear (*layers)[LAYER_PARTS];
     hf_linear dense[ENC_MOST_DENSE]; /* bias: NULL if absent */
 } encoder_weights;

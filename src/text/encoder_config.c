@@ -54,6 +54,19 @@ static const char *const prelayernorm_tables[TABLES] = {
     [TABLE_LAST_NORM] = "LayerNorm",
 };
 
+static const char *const esm_parts[LAYER_PARTS] = BERT_PARTS("attention.LayerNorm", "LayerNorm");
+static const char *const esm_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings", [TABLE_LAST_NORM] = "encoder.emb_layer_norm_after"};
+static const char *const clip_parts[LAYER_PARTS] = {
+    [PART_Q] = "self_attn.q_proj",   [PART_K] = "self_attn.k_proj", [PART_V] = "self_attn.v_proj",
+    [PART_O] = "self_attn.out_proj", [PART_NORM1] = "layer_norm1",  [PART_UP] = "mlp.fc1",
+    [PART_DOWN] = "mlp.fc2",         [PART_NORM2] = "layer_norm2"};
+static const char *const clip_tables[TABLES] = {[TABLE_WORDS] = "embeddings.token_embedding",
+                                                [TABLE_POSITIONS] = "embeddings.position_embedding",
+                                                [TABLE_LAST_NORM] = "final_layer_norm",
+                                                [TABLE_OUTPUT] = "text_projection"};
+static const int64_t clip_usual[ENC_KEYS] = {12, 512, 2048, 8, 77};
+
 static const char *const distilbert_keys[ENC_KEYS] = {
     [ENC_LAYERS] = "n_layers",
     [ENC_HIDDEN] = "dim",
@@ -165,6 +178,14 @@ static const encoder_family families[] = {
     {"gte", "", "encoder.layer.", bert_keys, gte_parts, gte_tables, .rope = 160000, .fused_gate = true,
      .bare = PART_BIT(PART_UP)},
     {"deberta-v2", "deberta.", "encoder.layer.", bert_keys, deberta_parts, deberta_tables, .eps = 1e-7},
+    {"esm", "esm.", "encoder.layer.", bert_keys, esm_parts, esm_tables, .rope = 10000, .norm_first = true,
+     .position_type = "rotary", .spare = "embeddings.position_embeddings"},
+    {"clip_text_model", "text_model.", "encoder.layers.", bert_keys, clip_parts, clip_tables, .norm_first = true,
+     .causal = true, .activation = "quick_gelu", .eps = 1e-5, .pooling = TN_POOLING_LAST, .usual = clip_usual},
+    {"dpr", "question_encoder.bert_model.", "encoder.layer.", bert_keys, bert_parts, bert_tables,
+     .pooling = TN_POOLING_CLS, .other_prefix = "ctx_encoder.bert_model."},
+    {"splinter", "splinter.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .rope = 0},
+    {"big_bird", "bert.", "encoder.layer.", bert_keys, bert_parts, bert_tables, .activation = "gelu_new"},
     {"jina_embeddings_v3", "", "encoder.layers.", bert_keys, jina_parts, rope_tables, .rope = 20000, .eps = 1e-5},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
@@ -185,6 +206,9 @@ static const char *const beside[] = {"pooler.",
                                      "generator_predictions.",
                                      "generator_lm_head.",
                                      "encoder.embed_positions.",
+                                     "splinter_qass.",
+                                     "contact_head.",
+                                     "rotary_embeddings.",
                                      "embeddings.position_ids",
                                      "embeddings.token_type_ids"};
 
@@ -208,7 +232,7 @@ bool tn_encoder_knows(const char *type) {
 
 static tn_status find_family(const hf_folder *f, encoder_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
-    char known[400] = "";
+    char known[600] = "";
     for (size_t i = 0; i < FAMILIES; i++) {
         if (strcmp(type, families[i].model_type) == 0) c->family = &families[i];
         size_t used = strlen(known);
@@ -221,8 +245,10 @@ static tn_status find_family(const hf_folder *f, encoder_config *c) {
                       tn_txt_shown(type, strlen(type)).text, known);
 }
 
-static tn_status refuse_features(const hf_folder *f) {
+static tn_status refuse_features(const hf_folder *f, const encoder_config *c) {
     const char *how = tn_hf_text(f, "position_embedding_type", "absolute");
+    TRY(tn_hf_refuse(f, "rescale_embeddings"));
+
     TRY(tn_hf_refuse(f, "is_decoder"));
     TRY(tn_hf_refuse(f, "add_cross_attention"));
     TRY(tn_hf_refuse(f, "rotary_value"));
@@ -231,7 +257,7 @@ static tn_status refuse_features(const hf_folder *f) {
         if (tn_json_int(tn_json_get(f->config, counts[i]), 1) != 1)
             return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "'%s' is %" PRId64 "; only 1 is supported", counts[i],
                               tn_json_int(tn_json_get(f->config, counts[i]), 1));
-    if (strcmp(how, "absolute") == 0) return TN_OK;
+    if (strcmp(how, c->family->position_type ? c->family->position_type : "absolute") == 0) return TN_OK;
     return tn_hf_fail(f->path, TN_ERR_UNSUPPORTED, "positions of type '%s' are not supported",
                       tn_txt_shown(how, strlen(how)).text);
 }
@@ -291,14 +317,27 @@ int64_t tn_encoder_distance(const encoder_config *c, int64_t away) {
     return row < 0 ? 0 : row > 2 * c->span - 1 ? 2 * c->span - 1 : row;
 }
 
+/* BigBird computes texts of up to so many tokens with the attention of others. */
+static tn_status limit_to_dense_attention(const hf_folder *f, encoder_config *c) {
+    int64_t block, random;
+    if (strcmp(c->family->model_type, "big_bird") != 0) return TN_OK;
+    if (strcmp(tn_hf_text(f, "attention_type", "block_sparse"), "original_full") == 0) return TN_OK;
+    TRY(tn_hf_size(f, "block_size", 64, HF_MOST_WIDTH, &block));
+    TRY(tn_hf_size(f, "num_random_blocks", 3, HF_MOST_WIDTH, &random));
+    int64_t most = (5 + 2 * random) * block;
+    if (most < c->longest) c->longest = most;
+    return TN_OK;
+}
+
 static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *const *key = c->family->keys;
-    TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
+    static const int64_t none[ENC_KEYS] = {-1, -1, -1, -1, -1},
+                         most[] = {HF_MOST_LAYERS, HF_MOST_WIDTH, HF_MOST_WIDTH, HF_MOST_HEADS, HF_MOST_WIDTH};
+    int64_t *const sizes[] = {&c->layers, &c->hidden, &c->intermediate, &c->heads, &c->positions};
+    const int64_t *missing = c->family->usual ? c->family->usual : none;
+    for (int k = 0; k <= ENC_POSITIONS; k++)
+        TRY(tn_hf_size(f, key[k], missing[k], most[k], sizes[k]));
     c->stored = c->family->one_layer ? 1 : c->layers;
-    TRY(tn_hf_size(f, key[ENC_HIDDEN], -1, HF_MOST_WIDTH, &c->hidden));
-    TRY(tn_hf_size(f, key[ENC_INTERMEDIATE], -1, HF_MOST_WIDTH, &c->intermediate));
-    TRY(tn_hf_size(f, key[ENC_HEADS], -1, HF_MOST_HEADS, &c->heads));
-    TRY(tn_hf_size(f, key[ENC_POSITIONS], -1, HF_MOST_WIDTH, &c->positions));
     const char *usual = c->family->activation ? c->family->activation : "gelu";
     TRY(tn_hf_activation(f, key[ENC_ACTIVATION], usual, &c->activation));
     TRY(read_rope(f, c));
@@ -322,7 +361,9 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     }
     c->first_position = padding + 1;
     c->longest = c->positions - c->first_position;
-    return TN_OK;
+    bool drops = tn_json_bool(tn_json_get(f->config, "token_dropout"), false);
+    c->mask_token = drops ? tn_json_int(tn_json_get(f->config, "mask_token_id"), -1) : -1;
+    return limit_to_dense_attention(f, c);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -381,6 +422,7 @@ static bool has_table(const hf_folder *f, const encoder_config *c, int table) {
 }
 
 static bool is_beside(const char *name) {
+    if (tn_txt_ends_with(name, ".rotary_embeddings.inv_freq")) return true;
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
         if (strncmp(name, beside[i], strlen(beside[i])) == 0) return true;
     return false;
@@ -408,13 +450,26 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
         char stem[HF_NAME_SIZE];
         snprintf(stem, sizeof stem, "%.*s", ending ? (int)(ending - name) : 0, name);
         bool fits = ending && tn_hf_is_parameter(ending) && is_known(c, stem, strcmp(ending, ".bias") == 0);
-        if (!fits && !is_beside(name))
+        if (c->family->spare && strcmp(stem, c->family->spare) == 0) continue;
+        if (!fits && !is_beside(name) && !tn_hf_is_other_part(f, t.name))
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "'%s': tensor '%.100s' is not known in a %s encoder of %" PRId64
                                    " layers; ignoring it could give wrong results",
                                    f->path, t.name, c->family->model_type, c->layers);
     }
     return TN_OK;
+}
+
+static tn_status check_output(const hf_folder *f, encoder_config *c) {
+    char name[HF_NAME_SIZE];
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    if (c->dense_count > 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': dense layers after the projection of texts are not supported",
+                               f->path);
+    tn_encoder_name(c, -1, TABLE_OUTPUT, ".weight", name);
+    if (tn_hf_find(f, name, &t) && t.rank == 2 && t.shape[0] >= 1 && t.shape[0] <= HF_MOST_WIDTH) c->width = t.shape[0];
+    c->projects_texts = true;
+    return check_weight(f, c, name, c->width, c->hidden);
 }
 
 static tn_status check_weights(const hf_folder *f, encoder_config *c) {
@@ -427,6 +482,7 @@ static tn_status check_weights(const hf_folder *f, encoder_config *c) {
     if (c->tasks) TRY(check_table(f, c, TABLE_TASKS, &tasks));
     if (c->projects) TRY(check_pair(f, c, -1, TABLE_PROJECTION, c->hidden, c->embedding));
     if (c->family->tables[TABLE_LAST_NORM]) TRY(check_pair(f, c, -1, TABLE_LAST_NORM, c->hidden, 0));
+    if (has_table(f, c, TABLE_OUTPUT)) TRY(check_output(f, c));
     char name[HF_NAME_SIZE];
     if (c->family->tables[TABLE_POSITIONS]) {
         tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", name);
@@ -451,12 +507,14 @@ static tn_status check_weights(const hf_folder *f, encoder_config *c) {
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out) {
     *out = (encoder_config){.pooling = TN_POOLING_MEAN};
     TRY(find_family(f, out));
-    TRY(refuse_features(f));
+    TRY(refuse_features(f, out));
     TRY(read_sizes_encoder(f, out));
+    if (out->family->pooling != TN_POOLING_DEFAULT) out->pooling = out->family->pooling;
     TRY(tn_encoder_modules(f, options, out));
     char probe[HF_NAME_SIZE];
     tn_encoder_name(out, -1, TABLE_WORDS, ".weight", probe);
     tn_hf_find_prefix(f, out->family->prefix, probe);
+    if (!f->prefix[0] && out->family->other_prefix) tn_hf_find_prefix(f, out->family->other_prefix, probe);
     return check_weights(f, out);
 }
 

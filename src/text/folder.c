@@ -377,14 +377,18 @@ static tn_tensor *relu6(const tn_tensor *x) { return tn_relu6(x); }
 
 static tn_tensor *silu(const tn_tensor *x) { return tn_silu(x); }
 
+static tn_tensor *quick_gelu(const tn_tensor *x) { return tn_mul(x, tn_sigmoid(tn_mul_scalar(x, 1.702))); }
+
 tn_activation *tn_txt_activation(const char *name) {
     static const struct {
         const char *name;
         tn_activation *function;
     } rows[] = {
-        {"gelu", gelu_exact}, {"gelu_new", gelu_tanh}, {"gelu_fast", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
-        {"silu", silu},       {"swish", silu},         {"relu", relu},           {"relu2", relu_squared},
-        {"relu6", relu6},
+        {"gelu", gelu_exact},     {"gelu_new", gelu_tanh},
+        {"gelu_fast", gelu_tanh}, {"gelu_pytorch_tanh", gelu_tanh},
+        {"silu", silu},           {"swish", silu},
+        {"relu", relu},           {"relu2", relu_squared},
+        {"relu6", relu6},         {"quick_gelu", quick_gelu},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].name, name) == 0) return rows[i].function;
