@@ -30,7 +30,12 @@ SIZES = {
     "hidden_dim": 80, "embedding_size": 24, "d_ff": 64, "d_kv": 12, "num_layers": 2, "layer_types": None}
 OWN = {"mamba2": {"num_heads": 12, "head_dim": 8}, "lfm2": {"layer_types": ["conv", "full_attention"]},
        "gpt_neox": {"hidden_size": 64}, "stablelm": {"hidden_size": 64}, "helium": {"head_dim": 12},
-       "gptj": {"rotary_dim": 8},
+       "gptj": {"rotary_dim": 8}, "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+       "zamba": {"n_mamba_heads": 2, "mamba_dt_rank": 4, "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+       "zamba2": {"n_mamba_heads": 4, "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+       "zaya": {"num_experts_per_tok": 1},
+       "longcat_flash": {"num_key_value_heads": 4, "head_dim": 8, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 32, "zero_expert_num": 2,
+                         "moe_topk": 2, "num_layers": 2},
        "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}, "deepseek_v2": {"num_key_value_heads": 4}, "deepseek_v3": {"num_key_value_heads": 4},
        "axk1": {"num_key_value_heads": 4}, "sarvam_mla": {"num_key_value_heads": 4}, "glm4_moe_lite": {"num_key_value_heads": 4}}
 ACTIVATIONS = ["relu", "gelu", "silu"]
