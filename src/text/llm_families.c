@@ -185,6 +185,24 @@ static const llm_naming gemma4_names = {
 static const llm_naming olmo2_names = {
     NAMES, .layer_slots = {[SLOT_FFN_NORM] = "", [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight"}};
 
+#define GEMMA_MIXER(part) "temporal_block." part ".weight"
+static const llm_naming recurrent_gemma_names = {MODEL,
+                                                 .layer_slots = {[SLOT_ATTENTION_NORM] = "temporal_pre_norm.weight",
+                                                                 [SLOT_FFN_NORM] = "channel_pre_norm.weight",
+                                                                 [SLOT_Q] = GEMMA_MIXER("q_proj"),
+                                                                 [SLOT_K] = GEMMA_MIXER("k_proj"),
+                                                                 [SLOT_V] = GEMMA_MIXER("v_proj"),
+                                                                 [SLOT_O] = GEMMA_MIXER("o_proj"),
+                                                                 [SLOT_GATE] = "mlp_block.gate_proj.weight",
+                                                                 [SLOT_UP] = "mlp_block.up_proj.weight",
+                                                                 [SLOT_DOWN] = "mlp_block.down_proj.weight",
+                                                                 [SLOT_MIX_IN] = GEMMA_MIXER("linear_x"),
+                                                                 [SLOT_MIX_GATE] = GEMMA_MIXER("linear_y"),
+                                                                 [SLOT_CONV] = GEMMA_MIXER("conv_1d"),
+                                                                 [SLOT_DECAY] = "temporal_block.rg_lru.recurrent_param",
+                                                                 [SLOT_MIX_OUT] = GEMMA_MIXER("linear_out")},
+                                                 HEAD("embed_tokens.weight", "final_norm.weight", "lm_head.weight")};
+
 #define DELTANET_LAYER                                                                   \
     [SLOT_CONV] = "linear_attn.conv1d.weight", [SLOT_STEP_BIAS] = "linear_attn.dt_bias", \
     [SLOT_DECAY] = "linear_attn.A_log", [SLOT_MIX_NORM] = "linear_attn.norm.weight",     \
@@ -505,6 +523,7 @@ static const int64_t gemma4_usual[LLM_KEYS] = {
     [KEY_LAYERS] = 30,      [KEY_HIDDEN] = 2304, [KEY_INTERMEDIATE] = 9216, [KEY_HEADS] = 8,
     [KEY_CONTEXT] = 131072, [KEY_KV_HEADS] = 4,  [KEY_HEAD_DIM] = 256};
 static const int64_t mamba_usual[LLM_KEYS] = {[KEY_INTERMEDIATE] = 1, [KEY_CONTEXT] = 1 << 20}; /* neither is there */
+static const int64_t recurrent_gemma_usual[LLM_KEYS] = {[KEY_CONTEXT] = 1 << 20};               /* it has a window */
 static const int64_t rwkv_usual[LLM_KEYS] = {[KEY_CONTEXT] = 1 << 20};                          /* a state has no end */
 static const int64_t falcon_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048};                           /* rope has no end */
 static const int64_t bloom_usual[LLM_KEYS] = {[KEY_CONTEXT] = 2048}; /* config.json has none: ALiBi has no limit */
@@ -943,6 +962,17 @@ static tn_status read_rwkv(const hf_folder *f, llm_config *c) {
         return tn_llm_refuse(f, "layer_norm_epsilon", "not 1e-5");
     c->recurrent.halved_every = tn_json_int(tn_json_get(f->config, "rescale_every"), 6);
     return TN_OK;
+}
+
+/* The embedding's scale is rounded to bf16, in which the models were trained. */
+static tn_status read_recurrent_gemma(const hf_folder *f, llm_config *c) {
+    enum { BF16_BITS = 8 };
+    int power;
+    double part = frexp(sqrt((double)c->size[SIZE_HIDDEN]), &power);
+    c->scales.embedding = ldexp(rint(ldexp(part, BF16_BITS)), power - BF16_BITS);
+    c->size[SIZE_INTERMEDIATE] /= 2;
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE];
+    return tn_llm_read_cap(f, "logits_soft_cap", 30, &c->scales.final_cap);
 }
 
 static tn_status read_phimoe(const hf_folder *f, llm_config *c) {
@@ -1419,6 +1449,13 @@ static const llm_family families[] = {
      .recurrent.kind = RECURRENCE_RWKV,
      .recurrent.needs = BIT(SLOT_Q) | BIT(SLOT_K) | BIT(SLOT_V) | BIT(SLOT_MIX_OUT) | BIT(SLOT_SHIFT_Q) |
                         BIT(SLOT_SHIFT_K) | BIT(SLOT_SHIFT_V) | BIT(SLOT_DECAY) | BIT(SLOT_SKIP)},
+    {"recurrent_gemma", "RecurrentGemma", .slots.needs = PLAIN_SLOTS | GATED_BIASES,
+     .slots.allows = BIASES | BIT(SLOT_O_BIAS), .slots.head_needs = PLAIN_HEAD, .naming = &recurrent_gemma_names,
+     .keys = gemma_keys, .usual = recurrent_gemma_usual, .read = read_recurrent_gemma,
+     .forward.activation = "gelu_pytorch_tanh", .tied = true, .norms.from_one = true, .attention.window = 2048,
+     .positions.part = 0.5, .recurrent.kind = RECURRENCE_GRIFFIN, .recurrent.interval = 3,
+     .recurrent.needs = MIXER_SLOTS | MIXER_BIASES | BIT(SLOT_MIX_GATE) | BIT(SLOT_MIX_GATE_BIAS) | BIT(SLOT_DECAY) |
+                        BIT(SLOT_TAKEN) | BIT(SLOT_TAKEN_SHIFT) | BIT(SLOT_FADING) | BIT(SLOT_FADING_SHIFT)},
     {"mamba2", "Mamba 2", .norms.eps = 1e-5, .in_gguf = true, .slots.needs = BIT(SLOT_ATTENTION_NORM),
      .slots.head_needs = PLAIN_HEAD, .naming = &mamba2_names, .keys = mamba_keys, .usual = mamba_usual,
      .forward.activation = "silu", MAMBA2_RULES},

@@ -255,8 +255,9 @@ tn_status tn_llm_read_window(const hf_folder *f, llm_config *c) {
     const tn_json *given = tn_json_get(f->config, "sliding_window"), *types = tn_json_get(f->config, "layer_types");
     bool used = tn_json_bool(tn_json_get(f->config, "use_sliding_window"), c->family->attention.window > 0);
     if (!used || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
-    TRY(tn_hf_size(f, "sliding_window", c->family->attention.window > 0 ? c->family->attention.window : -1,
-                   LLM_MOST_CONTEXT, &c->attention.window));
+    const char *key = tn_hf_has(f, "attention_window_size") ? "attention_window_size" : "sliding_window";
+    TRY(tn_hf_size(f, key, c->family->attention.window > 0 ? c->family->attention.window : -1, LLM_MOST_CONTEXT,
+                   &c->attention.window));
     if (tn_json_kind_of(types) == TN_JSON_ARRAY) return tn_llm_read_layer_types(f, types, c);
     int64_t pattern = c->family->attention.pattern;
     if (pattern > 0) TRY(tn_hf_size(f, "sliding_window_pattern", pattern, LLM_MOST_LAYERS, &pattern));

@@ -66,6 +66,8 @@ typedef enum llm_size {
     SIZE_STEP_RANK,    /* of the vector that steps are made of */
     SIZE_MIX_X,        /* that, and two of SIZE_STATE */
     SIZE_MIX_NORM,
+    SIZE_BLOCKS,        /* of channels of Griffin's recurrent unit, */
+    SIZE_BLOCK,         /* and the channels of one */
     SIZE_RATES,         /* two for each value head */
     SIZE_INPUTS,        /* width of a layer's per-layer embedding (Gemma 4); 0: the model has none */
     SIZE_ALL_INPUTS,    /* of all layers */
@@ -137,7 +139,8 @@ typedef enum llm_recurrence {
     RECURRENCE_MAMBA,    /* Gu and Dao 2023, "Mamba" */
     RECURRENCE_MAMBA2,   /* Dao and Gu 2024, "Transformers are SSMs" */
     RECURRENCE_DELTANET, /* Yang et al. 2024, "Gated Delta Networks" */
-    RECURRENCE_RWKV      /* Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era" (RWKV-4) */
+    RECURRENCE_RWKV,     /* Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era" (RWKV-4) */
+    RECURRENCE_GRIFFIN   /* De et al. 2024, "Griffin: Mixing Gated Linear Recurrences with Local Attention" */
 } llm_recurrence;
 
 /* How one kind of model differs from the others, by subject. */

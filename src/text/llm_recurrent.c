@@ -1,4 +1,4 @@
-/* llm_recurrent.c — layers that keep a state of fixed size: short convolutions, Mamba 1 and 2, delta nets, RWKV.
+/* llm_recurrent.c — layers with a state of fixed size: short convolutions, Mamba 1 and 2, delta nets, RWKV, Griffin.
  *
  * A layer is recorded for n tokens, of one sequence or one each of n sequences. Products and norms are those of all
  * tokens at once; the state goes from token to token of its sequence, by the same operations as if each were computed
@@ -134,6 +134,19 @@ static tn_status read_rwkv(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
+static tn_status read_griffin(const hf_folder *f, llm_config *c) {
+    int64_t *heads = &c->size[SIZE_BLOCKS], *inner = &c->size[SIZE_INNER];
+    TRY(tn_hf_size(f, "lru_width", c->size[SIZE_HIDDEN], LLM_MOST_WIDTH, inner));
+    TRY(tn_hf_size(f, "num_attention_heads", -1, LLM_MOST_HEADS, heads));
+    TRY(tn_hf_size(f, "conv1d_width", 4, LLM_MOST_WIDTH, &c->size[SIZE_KERNEL]));
+    if (*inner % *heads != 0)
+        return tn_hf_fail(f->path, TN_ERR_FORMAT, "'lru_width' %" PRId64 " is not a multiple of %" PRId64 " heads",
+                          *inner, *heads);
+    c->size[SIZE_BLOCK] = *inner / *heads;
+    c->size[SIZE_MIX_IN] = c->size[SIZE_CHANNELS] = c->size[SIZE_DECAYS] = *inner;
+    return TN_OK;
+}
+
 static const tn_json *either(const hf_folder *f, const char *key, const char *other) {
     const tn_json *v = tn_json_get(f->config, key);
     return tn_json_kind_of(v) == TN_JSON_ARRAY ? v : tn_json_get(f->config, other);
@@ -143,6 +156,8 @@ static const tn_json *either(const hf_folder *f, const char *key, const char *ot
 static tn_status read_kinds(const hf_folder *f, llm_config *c) {
     const tn_json *types = either(f, "layer_types", "layers_block_type");
     const tn_json *full = either(f, "full_attn_idxs", "attn_layer_indices");
+    const tn_json *cycle = either(f, "block_types", "_block_types"); /* repeated (RecurrentGemma) */
+    size_t period = tn_json_length(cycle);
     bool typed = tn_json_kind_of(types) == TN_JSON_ARRAY, listed = tn_json_kind_of(full) == TN_JSON_ARRAY;
     int64_t interval = c->family->recurrent.interval, offset = interval - 1;
     if (tn_hf_has(f, "attn_layer_period")) { /* Jamba */
@@ -158,6 +173,7 @@ static tn_status read_kinds(const hf_folder *f, llm_config *c) {
             attends = attends || tn_json_int(tn_json_at(full, k), -1) == i;
         const char *word = tn_json_string(tn_json_at(types, (size_t)i), "");
         if (typed) attends = tn_txt_ends_with(word, "attention") && strcmp(word, "linear_attention") != 0;
+        if (period > 0) attends = strcmp(tn_json_string(tn_json_at(cycle, (size_t)i % period), ""), "attention") == 0;
         if (tn_llm_is_pure(c) || !attends) tn_llm_set_recurrent(c, i);
     }
     if (typed || listed || tn_llm_is_pure(c) || interval > 0) return TN_OK;
@@ -196,11 +212,9 @@ static tn_status read_lone_kinds(const hf_folder *f, llm_config *c) {
 }
 
 tn_status tn_llm_read_recurrent(const hf_folder *f, llm_config *c) {
-    static tn_status (*const readers[])(const hf_folder *f, llm_config *c) = {[RECURRENCE_CONV] = read_conv,
-                                                                              [RECURRENCE_MAMBA] = read_mamba,
-                                                                              [RECURRENCE_MAMBA2] = read_mamba2,
-                                                                              [RECURRENCE_DELTANET] = read_deltanet,
-                                                                              [RECURRENCE_RWKV] = read_rwkv};
+    static tn_status (*const readers[])(const hf_folder *f, llm_config *c) = {
+        [RECURRENCE_CONV] = read_conv,         [RECURRENCE_MAMBA] = read_mamba, [RECURRENCE_MAMBA2] = read_mamba2,
+        [RECURRENCE_DELTANET] = read_deltanet, [RECURRENCE_RWKV] = read_rwkv,   [RECURRENCE_GRIFFIN] = read_griffin};
     if (c->family->recurrent.kind == RECURRENCE_NONE) return TN_OK;
     for (int64_t i = 0; i < c->layers && c->family->recurrent.beside; i++)
         tn_llm_set_recurrent(c, i);
@@ -224,6 +238,7 @@ int tn_llm_state_shape(const llm_config *c, int64_t shape[3]) {
     case RECURRENCE_MAMBA: shape[0] = inner, shape[1] = state; return 2;
     case RECURRENCE_MAMBA2: shape[0] = heads, shape[1] = inner / heads, shape[2] = state; return 3;
     case RECURRENCE_RWKV: shape[0] = RWKV_ROWS, shape[1] = inner; return 2;
+    case RECURRENCE_GRIFFIN: shape[0] = 1, shape[1] = inner; return 2;
     case RECURRENCE_DELTANET: shape[0] = heads, shape[1] = state, shape[2] = inner / heads; return 3;
     default: return 0;
     }
@@ -473,6 +488,36 @@ static tn_tensor *deltanet(const llm_config *c, const place *p, const tn_tensor 
     return delta_rule(c, p, all, part_of(parts, 2 * state + values, values), rates);
 }
 
+/* h = kept · h + moved. parts: kept, moved [n, inner]. */
+static tn_tensor *advance_griffin(const llm_config *c, tn_tensor *const *parts, int64_t t, tn_tensor **h) {
+    const int64_t shape[] = {1, c->size[SIZE_INNER]};
+    return *h = tn_add(tn_mul(row(parts[PART_STEP], t, shape, 2), *h), row(parts[PART_INPUT], t, shape, 2));
+}
+
+/* sigmoid of a product by blocks of channels: x [n, inner]. */
+static tn_tensor *block_gates(const llm_config *c, const place *p, int slot, int shift, const tn_tensor *x) {
+    int64_t n = tn_size(x, 0), inner = c->size[SIZE_INNER], block = c->size[SIZE_BLOCK], blocks = inner / block;
+    tn_tensor *apart = tn_transpose(tn_reshape(x, TN_DIMS(n, blocks, block)), 0, 1);
+    tn_tensor *y = tn_transpose(tn_matmul(apart, tn_cast(p->weight[slot], TN_F32)), 0, 1);
+    return tn_sigmoid(tn_reshape(tn_add(y, tn_cast(p->weight[shift], TN_F32)), TN_DIMS(n, inner)));
+}
+
+/* A gated linear recurrent unit. Inputs but a text's first one are scaled so that the state's size stays the same. */
+static tn_tensor *griffin(const llm_config *c, const place *p, const tn_tensor *x, tn_tensor *made) {
+    static const double FASTEST = 8;
+    tn_softplus_options o = TN_SOFTPLUS_DEFAULTS;
+    int64_t n = tn_size(x, 0);
+    tn_tensor *u = convolve(c, p, made), *rate = tn_softplus(tn_cast(p->weight[SLOT_DECAY], TN_F32), &o);
+    tn_tensor *power = tn_mul(block_gates(c, p, SLOT_FADING, SLOT_FADING_SHIFT, u), tn_mul_scalar(rate, -FASTEST));
+    tn_tensor *rest = tn_sqrt(tn_add_scalar(tn_neg(tn_exp(tn_mul_scalar(power, 2))), 1));
+    tn_tensor *first = tn_eq_scalar(tn_reshape(p->in->positions, TN_DIMS(n, 1)), 0);
+    tn_tensor *moved = tn_mul(tn_mul(u, block_gates(c, p, SLOT_TAKEN, SLOT_TAKEN_SHIFT, u)),
+                              tn_where(first, tn_ones_like(rest), rest));
+    tn_tensor *parts[] = {tn_exp(power), moved};
+    tn_tensor *gate = product(p, SLOT_MIX_GATE, x, p->weight[SLOT_MIX_GATE_BIAS]);
+    return tn_mul(scan(c, p, n, advance_griffin, parts), c->activation(gate));
+}
+
 /* x [n, hidden] as the rows before it: the first one is what column `which` of the cache has. */
 static tn_tensor *row_before(const place *p, int which, const tn_tensor *x) {
     int64_t n = tn_size(x, 0), each = rows_each(p, n);
@@ -547,6 +592,7 @@ tn_tensor *tn_llm_recur(const llm_config *c, const llm_weights *w, int64_t layer
     case RECURRENCE_MAMBA: y = mamba(c, &p, made); break;
     case RECURRENCE_MAMBA2: y = mamba2(c, &p, made); break;
     case RECURRENCE_RWKV: y = rwkv(c, &p, x); break;
+    case RECURRENCE_GRIFFIN: y = griffin(c, &p, x, made); break;
     default: y = deltanet(c, &p, x, made);
     }
     return product(&p, SLOT_MIX_OUT, y, p.weight[SLOT_MIX_OUT_BIAS]);

@@ -146,6 +146,35 @@ static const row rwkv_rows[] = {
 static const char rwkv_config[] =
     "{\"model_type\":\"rwkv\",\"hidden_size\":8,\"num_hidden_layers\":1,\"attention_hidden_size\":8,"
     "\"intermediate_size\":12,\"context_length\":100,\"tie_word_embeddings\":false";
+#define GRIFFIN "model.layers.0.temporal_block."
+static const row griffin_rows[] = {
+    {"model.embed_tokens.weight", {WORDS, HIDDEN}},
+    {"model.final_norm.weight", {HIDDEN}},
+    {"model.layers.0.temporal_pre_norm.weight", {HIDDEN}},
+    {GRIFFIN "linear_x.weight", {HIDDEN, HIDDEN}},
+    {GRIFFIN "linear_x.bias", {HIDDEN}},
+    {GRIFFIN "linear_y.weight", {HIDDEN, HIDDEN}},
+    {GRIFFIN "linear_y.bias", {HIDDEN}},
+    {GRIFFIN "linear_out.weight", {HIDDEN, HIDDEN}},
+    {GRIFFIN "linear_out.bias", {HIDDEN}},
+    {GRIFFIN "conv_1d.weight", {HIDDEN, 1, 4}},
+    {GRIFFIN "conv_1d.bias", {HIDDEN}},
+    {GRIFFIN "rg_lru.recurrent_param", {HIDDEN}},
+    {GRIFFIN "rg_lru.input_gate_weight", {2, HIDDEN / 2, HIDDEN / 2}},
+    {GRIFFIN "rg_lru.input_gate_bias", {2, HIDDEN / 2}},
+    {GRIFFIN "rg_lru.recurrent_gate_weight", {2, HIDDEN / 2, HIDDEN / 2}},
+    {GRIFFIN "rg_lru.recurrent_gate_bias", {2, HIDDEN / 2}},
+    {"model.layers.0.channel_pre_norm.weight", {HIDDEN}},
+    {"model.layers.0.mlp_block.gate_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.mlp_block.gate_proj.bias", {INNER}},
+    {"model.layers.0.mlp_block.up_proj.weight", {INNER, HIDDEN}},
+    {"model.layers.0.mlp_block.up_proj.bias", {INNER}},
+    {"model.layers.0.mlp_block.down_proj.weight", {HIDDEN, INNER}},
+    {"model.layers.0.mlp_block.down_proj.bias", {HIDDEN}},
+};
+static const char griffin_config[] =
+    "{\"model_type\":\"recurrent_gemma\",\"hidden_size\":8,\"intermediate_size\":24,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"block_types\":[\"recurrent\"],\"tie_word_embeddings\":true";
 static const row latent_rows[] = {
     {"model.embed_tokens.weight", {WORDS, HIDDEN}},
     {"model.norm.weight", {HIDDEN}},
@@ -182,6 +211,7 @@ static const model models[] = {{"lfm2", lfm2_config, lfm2_rows, TN_COUNT(lfm2_ro
                                {"mamba", mamba_config, mamba_rows, TN_COUNT(mamba_rows)},
                                {"jamba", jamba_config, jamba_rows, TN_COUNT(jamba_rows)},
                                {"rwkv", rwkv_config, rwkv_rows, TN_COUNT(rwkv_rows)},
+                               {"griffin", griffin_config, griffin_rows, TN_COUNT(griffin_rows)},
                                {"youtu", latent_config, latent_rows, TN_COUNT(latent_rows)}};
 enum { LATENT = TN_COUNT(models) - 1 };
 

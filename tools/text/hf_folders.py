@@ -225,6 +225,12 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                        "time_step_rank": 5, "conv_kernel": 3}, STATE),
     ("rwkv", "Rwkv", RWKV, STATE),
     ("rwkv-whole", "Rwkv", RWKV | {"intermediate_size": 60, "rescale_every": 0}, STATE),
+    ("recurrent-gemma", "RecurrentGemma", PHI3 | {"num_hidden_layers": 5, "attention_window_size": 9, "tie_word_embeddings": True},
+     STATE),
+    ("recurrent-gemma-other", "RecurrentGemma", PHI3 | {
+        "num_hidden_layers": 2, "block_types": ["attention", "recurrent"], "conv1d_width": 3, "attention_bias": True,
+        "logits_soft_cap": 10.0},
+     STATE),
     ("mamba2", "Mamba2", MAMBA | {"state_size": 6, "num_heads": 8, "head_dim": 12, "n_groups": 2}, STATE | MADE),
     ("qwen3-next", "Qwen3Next", DELTANET | FEW | {"decoder_sparse_step": 1, "num_experts": 6, "num_experts_per_tok": 2,
                                             "moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}, STATE | MADE),
