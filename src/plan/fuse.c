@@ -147,30 +147,51 @@ static bool is_alias(const tn_graph_plan *g, const tn_value *v) {
            memcmp(v->stride, in->stride, (size_t)v->node->rank * sizeof *v->stride) == 0;
 }
 
-/* If each byte of v follows from one byte of another tensor by many operations, that tensor is stored: 256 results are
- * then computed and looked up (kir/vm_table.c), instead of one for each element. */
-static void note_byte(tn_graph_plan *g, tn_value *v) {
-    enum { DEAR = 40, MANY = 1 << 14 };
-    v->fusion.byte = -1;
+/* Notes whether each element of v follows from one byte of another value, and the last bytes on the way to it. */
+static void note_byte(const tn_graph_plan *g, tn_value *v) {
+    enum { MANY = 1 << 14 };
+    v->fusion.byte = v->fusion.last_byte = -1;
     v->fusion.byte_work = 0;
     if (!v->row || !g->binding->device->is_cpu || tn_value_numel(v) < MANY) return;
     const bool alias = is_alias(g, v);
     if (!alias && tn_value_class(v) != TN_ELEMENTWISE) return;
-    int source = -1;
+    int source = -1, last = -1;
     float work = alias ? 0.0f : 1.0f + (float)v->row->impl->flops;
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
         if (!in || tn_value_numel(in) == 1) continue;
         const int from = in->fusion.byte < 0 && tn_dtype_is_byte(in->node->dtype) ? v->in[k] : in->fusion.byte;
         if (from < 0 || tn_value_numel(in) != tn_value_numel(v) || (source >= 0 && from != source)) return;
+        last = source < 0 || last == in->fusion.last_byte ? in->fusion.last_byte : -1;
         source = from;
         work += in->fusion.byte_work;
     }
     v->fusion.byte = source;
     v->fusion.byte_work = work;
-    if (source < 0 || !tn_dtype_is_byte(v->node->dtype) || work < DEAR) return;
-    want_memory(g, source);
-    g->values[g->values[source].root].fusion.looked_up = true;
+    v->fusion.last_byte = source >= 0 && !alias && tn_dtype_is_byte(v->node->dtype) ? (int)(v - g->values) : last;
+}
+
+/* If other values than functions of one byte read `value`, such a function: bytes that follow from bytes by many
+ * operations are stored, and so are those, in groups of their own. 256 results are then computed and looked up
+ * (kir/vm_table.c), instead of one for each element. */
+static void store_bytes(tn_graph_plan *g, int value) {
+    enum { DEAR = 40 };
+    const int ends[] = {g->values[value].fusion.last_byte, g->values[value].fusion.byte};
+    if (ends[0] < 0 || g->values[ends[0]].fusion.byte_work < DEAR) return;
+    for (int k = 0; k < 2; k++) {
+        want_memory(g, ends[k]);
+        g->values[g->values[ends[k]].root].fusion.looked_up = true;
+    }
+}
+
+static void find_bytes(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        note_byte(g, v);
+        if (v->output >= 0) store_bytes(g, (int)i);
+        for (int k = 0; k < v->n_in; k++)
+            if (v->in[k] >= 0 && g->values[v->in[k]].fusion.byte != v->fusion.byte) store_bytes(g, v->in[k]);
+    }
 }
 
 static void weigh_fusion(tn_graph_plan *g) {
@@ -179,12 +200,12 @@ static void weigh_fusion(tn_graph_plan *g) {
         g->values[i].fusion.heavy = g->values[i].fusion.looked_up = false;
     }
     if (g->checked.count) tn_want_checked(g);
+    find_bytes(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
         v->fusion.loads = 1;
         v->fusion.weight = 1;
-        note_byte(g, v);
         if (!v->row || kernel_of_its_own(c)) {
             for (int k = 0; v->row && v->scalar < 0 && k < v->n_in; k++)
                 if (v->in[k] >= 0) input_needs(g, v, v->in[k]);

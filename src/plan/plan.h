@@ -133,6 +133,7 @@ typedef struct tn_value {
         bool heavy;        /* … only its program would be too large: a group that computes it need not store it */
         bool looked_up;    /* bytes whose readers look their results up: no group of a reader computes them */
         int byte;          /* each element follows from one byte of this value; -1: of none */
+        int last_byte;     /* the last bytes on the way from that byte to this value; -1: none */
         float byte_work;   /* operations from that byte to this value */
         uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
         int *users;

@@ -547,10 +547,18 @@ static tn_tensor *function_of(tn_tensor *x, int function) {
     return tn_mul(x, as_number(as_byte(function == DEAR ? y : tn_detach(y))));
 }
 
+static int kernels_in_last_plan(void) {
+    int kernels = 0;
+    char *text = tn_explain_last();
+    for (const char *at = text; at && (at = strstr(at, "kernel")); at++)
+        kernels++;
+    tn_text_free(text);
+    return kernels;
+}
+
 /* Bytes of x, and bytes of a function of them; with `apart` each is evaluated alone. Returns the kernels of the last
  * evaluation. */
 static int bytes_of_bytes(const tn_tensor *x, int function, bool apart, uint8_t *out, size_t bytes) {
-    int kernels = 0;
     tn_tensor *y;
     {
         TN_SCOPE; /* tensors that are freed before y is read are not stored */
@@ -560,11 +568,7 @@ static int bytes_of_bytes(const tn_tensor *x, int function, bool apart, uint8_t 
     }
     assert_ok(tn_read(y, out, bytes));
     tn_free(y);
-    char *text = tn_explain_last();
-    for (const char *at = text; at && (at = strstr(at, "kernel")); at++)
-        kernels++;
-    tn_text_free(text);
-    return kernels;
+    return kernels_in_last_plan();
 }
 
 /* A dear function gets the byte from memory, so that its 256 results are computed once; a cheap one is one pass. */
@@ -582,6 +586,30 @@ static void a_dear_function_of_a_byte_is_a_kernel(void **state) {
     tn_free(x);
 }
 
+/* Sums of looked-up bytes read them: no kernel computes the function again, and none stores the numbers that they stand
+ * for. */
+static void sums_of_looked_up_bytes_read_bytes(void **state) {
+    (void)state;
+    enum { LINES = 48, NUMBERS = 500 };
+    float together[LINES], apart[LINES];
+    TN_SCOPE;
+    tn_tensor *x = evaluated(tn_cast(tn_clamp(tn_mul_scalar(tn_randn(TN_DIMS(LINES, NUMBERS)), 90), 0, 255), TN_U8));
+    for (int k = 0; k < 2; k++) {
+        tn_tensor *sums;
+        {
+            TN_SCOPE;
+            tn_tensor *y = as_byte(function_of(as_number(x), DEAR));
+            if (k) assert_ok(tn_eval(&y, 1));
+            sums = tn_keep(tn_sum(as_number(y), TN_DIMS(1), false));
+        }
+        assert_ok(tn_read(sums, k ? apart : together, sizeof apart));
+        tn_free(sums);
+        if (!k) assert_int_equal(kernels_in_last_plan(), 2);
+    }
+    assert_memory_equal(together, apart, sizeof apart);
+    tn_free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_step_is_planned_once),
@@ -595,6 +623,7 @@ int main(void) {
         cmocka_unit_test(a_new_batch_compiles_nothing_and_allocates_little),
         cmocka_unit_test(cleared_plans_leave_no_memory),
         cmocka_unit_test(a_dear_function_of_a_byte_is_a_kernel),
+        cmocka_unit_test(sums_of_looked_up_bytes_read_bytes),
         cmocka_unit_test(plans_are_bounded_in_bytes),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
