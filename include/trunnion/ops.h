@@ -1291,7 +1291,9 @@ TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, con
 
 /* int_conv2d's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the
  * sums are i32, the rest f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number
- * for each filter.
+ * for each filter. With an addend (a residual, of the result's shape and dtype) the result is round(((byte − zero) ·
+ * own_scale + (addend − addend_zero) · addend_scale) · sum_scale) + sum_zero of these bytes, saturated; scales are
+ * at most 1e18.
  * Dtypes: i8, u8 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_quantized_conv2d_options {
     size_t struct_size;
@@ -1301,11 +1303,17 @@ typedef struct tn_quantized_conv2d_options {
     int64_t groups;      /* default 1 */
     int64_t outside;     /* default 0 */
     int64_t zero;        /* default 0 */
+    double own_scale;    /* default 1 */
+    double addend_scale; /* default 1 */
+    double sum_scale;    /* default 1 */
+    int64_t addend_zero; /* default 0 */
+    int64_t sum_zero;    /* default 0 */
 } tn_quantized_conv2d_options;
 #define TN_QUANTIZED_CONV2D_DEFAULTS \
-    {TN_OPTIONS_SIZE(tn_quantized_conv2d_options, zero), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0, 0}
+    {TN_OPTIONS_SIZE(tn_quantized_conv2d_options, sum_zero), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0, 0, 1, 1, 1, 0, 0}
 TN_API tn_tensor *tn_quantized_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
-                                      const tn_tensor *scale, const tn_quantized_conv2d_options *o);
+                                      const tn_tensor *scale, const tn_tensor *addend,
+                                      const tn_quantized_conv2d_options *o);
 
 /* The adjoint of conv2d, as a layer: x [batch, channels, height, width] (or without the batch), weight [channels,
  * out / groups, kernel height, kernel width].

@@ -436,12 +436,14 @@ static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *
     if (a->rounding) {
         const int64_t plane = a->out_size[0] * a->out_size[1], together = a->rounding->words ? 4 : 1;
         const int64_t channels = round_up(a->groups * a->out_channels, together);
+        const int64_t at = (now->image * channels + first) * plane + now->at * together;
+        const tn_byte_addend *addend = a->rounding->addend;
         w->tiles->bytes->round(&(byte_result){.rounding = a->rounding,
                                               .channel = first,
                                               .from = (const int32_t *)(const void *)(sums + now->to * w->panel),
                                               .from_row = w->panel,
-                                              .to = (uint8_t *)(void *)a->out +
-                                                    (now->image * channels + first) * plane + now->at * together,
+                                              .to = (uint8_t *)(void *)a->out + at,
+                                              .addend = addend ? addend->data + at : NULL,
                                               .plane = plane,
                                               .channels = out_channels,
                                               .pixels = now->count});

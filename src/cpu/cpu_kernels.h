@@ -58,14 +58,23 @@ bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int b
  * `add`. */
 bool tn_epilogue_read_flat(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
+/* An image that is added to bytes: round(((byte − its zero point) · own_scale + (addend − zero) · scale) · sum_scale) +
+ * sum_zero, saturated, each operation in f32, ties to even. Scales are at most 1e18. */
+typedef struct tn_byte_addend {
+    const uint8_t *data; /* in the layout of the results */
+    float own_scale, scale, sum_scale;
+    int32_t zero, sum_zero;
+} tn_byte_addend;
+
 /* Sums of products of bytes as bytes: round((sum + bias) · scale) + zero, saturated to i8 or u8; the sum modulo 2³²,
- * the rest in f32, ties to even. Scales are finite. */
+ * the rest in f32, ties to even; NaN as the least byte. */
 typedef struct tn_byte_rounding {
     const int32_t *bias; /* by channel */
     const float *scale;
     int32_t zero;
     bool is_signed;
-    bool words; /* results lie in words of four channels (conv.h); tn_conv_bytes sets it */
+    bool words;                   /* results lie in words of four channels (conv.h); tn_conv_bytes sets it */
+    const tn_byte_addend *addend; /* NULL: none; not for windows of single channels */
 } tn_byte_rounding;
 
 /* A placeholder for functions that read only sizes and whether sums are rounded. */

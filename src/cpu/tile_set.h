@@ -161,6 +161,7 @@ typedef struct byte_result {
     const int32_t *from;
     int64_t from_row;
     uint8_t *to;
+    const uint8_t *addend; /* of rounding->addend, at the place of `to` */
     int64_t plane, channels, pixels;
 } byte_result;
 

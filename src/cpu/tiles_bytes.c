@@ -21,13 +21,20 @@ enum { QUAD = 4 }; /* channels of a word */
 
 /* ---- rounding to bytes ------------------------------------------------------------------------------------------- */
 
-static float least_of(const tn_byte_rounding *r) { return (float)((r->is_signed ? INT8_MIN : 0) - r->zero); }
-static float most_of(const tn_byte_rounding *r) { return (float)((r->is_signed ? INT8_MAX : UINT8_MAX) - r->zero); }
+static float least_of(const tn_byte_rounding *r, int32_t zero) { return (float)((r->is_signed ? INT8_MIN : 0) - zero); }
+static float most_of(const tn_byte_rounding *r, int32_t zero) {
+    return (float)((r->is_signed ? INT8_MAX : UINT8_MAX) - zero);
+}
+
+/* x as a byte with this zero point. */
+static uint8_t byte_of(const tn_byte_rounding *r, int32_t zero, float x) {
+    const float least = least_of(r, zero), most = most_of(r, zero);
+    return (uint8_t)((int32_t)rintf(x > least ? x < most ? x : most : least) + zero);
+}
 
 static uint8_t rounded(const tn_byte_rounding *r, int64_t channel, int32_t sum) {
-    const float x = (float)(int32_t)((uint32_t)sum + (uint32_t)r->bias[channel]) * r->scale[channel];
-    const float y = x > least_of(r) ? x < most_of(r) ? x : most_of(r) : least_of(r);
-    return (uint8_t)((int32_t)rintf(y) + r->zero);
+    const int32_t biased = (int32_t)((uint32_t)sum + (uint32_t)r->bias[channel]);
+    return byte_of(r, r->zero, (float)biased * r->scale[channel]);
 }
 
 /* Results lie in planes of channels, or in words of four channels: that decides where a channel begins, and the
@@ -48,7 +55,8 @@ typedef __m512i byte_vec;
 typedef __m512 float_vec;
 #define BYTE_OP(name) _mm512_##name
 #define LOAD_WORDS(p) _mm512_loadu_si512(p)
-#define SPREAD_PIECE(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define STORE_BYTES(p, x) _mm512_storeu_si512(p, x)
+#define SPREAD_PIECE_OF(x) _mm512_broadcast_i32x4(x)
 #define ADD_PRODUCTS(c, a, b, narrow) _mm512_dpbusd_epi32(c, a, b)
 #define GATHER_WORDS(p, index) _mm512_i32gather_epi32(index, p, QUAD)
 #define XOR_BITS(a, b) _mm512_xor_si512(a, b)
@@ -59,7 +67,8 @@ typedef __m256i byte_vec;
 typedef __m256 float_vec;
 #define BYTE_OP(name) _mm256_##name
 #define LOAD_WORDS(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
-#define SPREAD_PIECE(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+#define STORE_BYTES(p, x) _mm256_storeu_si256((__m256i *)(void *)(p), x)
+#define SPREAD_PIECE_OF(x) _mm256_broadcastsi128_si256(x)
 #define GATHER_WORDS(p, index) _mm256_i32gather_epi32((const int *)(const void *)(p), index, QUAD)
 #define XOR_BITS(a, b) _mm256_xor_si256(a, b)
 #define PIECE_OF(x, k) _mm256_extracti128_si256(x, k)
@@ -79,31 +88,43 @@ VEC_INLINE __m256i add_products(__m256i c, __m256i a, __m256i b, const bool narr
 #endif
 #endif
 
+#define SPREAD_PIECE(p) SPREAD_PIECE_OF(_mm_loadu_si128((const __m128i *)(const void *)(p)))
+
 typedef struct rounding_vec {
     float_vec most, scale;
     byte_vec zero, bias; /* zero: 16 bits wide */
     bool is_signed;
 } rounding_vec;
 
-static rounding_vec spread(const tn_byte_rounding *r) {
-    return (rounding_vec){
-        .most = BYTE_OP(set1_ps)(most_of(r)), .zero = BYTE_OP(set1_epi16)((int16_t)r->zero), .is_signed = r->is_signed};
+static rounding_vec spread(const tn_byte_rounding *r, int32_t zero) {
+    return (rounding_vec){.most = BYTE_OP(set1_ps)(most_of(r, zero)),
+                          .zero = BYTE_OP(set1_epi16)((int16_t)zero),
+                          .is_signed = r->is_signed};
 }
 
 /* What is too low for an integer, or NaN, becomes the least one, and is saturated when it is packed. */
-VEC_INLINE byte_vec round_sums(const rounding_vec *r, byte_vec sum) {
-    const float_vec x = BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(BYTE_OP(add_epi32)(sum, r->bias)), r->scale);
+VEC_INLINE byte_vec to_integers(const rounding_vec *r, float_vec x) {
     return BYTE_OP(cvtps_epi32)(BYTE_OP(min_ps)(r->most, x)); /* min returns its second operand if one is NaN */
 }
 
-VEC_INLINE byte_vec round_two(const rounding_vec *r, const byte_vec sum[2]) {
-    return BYTE_OP(adds_epi16)(BYTE_OP(packs_epi32)(round_sums(r, sum[0]), round_sums(r, sum[1])), r->zero);
+VEC_INLINE byte_vec pack_two(const rounding_vec *r, byte_vec a, byte_vec b) {
+    return BYTE_OP(adds_epi16)(BYTE_OP(packs_epi32)(a, b), r->zero);
 }
 
-/* Four vectors of sums as bytes: each piece of 16 bytes has the words of its four channels. */
-VEC_INLINE byte_vec round_four(const rounding_vec *r, const byte_vec sum[4]) {
-    const byte_vec low = round_two(r, sum), high = round_two(r, sum + 2);
+/* Four vectors of numbers as bytes: each piece of 16 bytes has four of each. */
+VEC_INLINE byte_vec pack_four(const rounding_vec *r, const byte_vec y[4]) {
+    const byte_vec low = pack_two(r, y[0], y[1]), high = pack_two(r, y[2], y[3]);
     return r->is_signed ? BYTE_OP(packs_epi16)(low, high) : BYTE_OP(packus_epi16)(low, high);
+}
+
+VEC_INLINE byte_vec round_four(const rounding_vec *r, const byte_vec sum[4]) {
+    byte_vec y[4];
+    VEC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const byte_vec biased = BYTE_OP(add_epi32)(sum[i], r->bias);
+        y[i] = to_integers(r, BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(biased), r->scale));
+    }
+    return pack_four(r, y);
 }
 
 /* Biases and scales of the channels from `channel` on that there are. */
@@ -140,7 +161,7 @@ VEC_INLINE void round_words(const byte_result *r, const rounding_vec *with, int6
 
 /* The pixels behind the last four are rounded with some before them, which are the same bytes again. */
 static void round_to_words(const byte_result *r) {
-    rounding_vec with = spread(r->rounding);
+    rounding_vec with = spread(r->rounding, r->rounding->zero);
     for (int64_t channel = 0; channel < r->channels; channel += WORDS) {
         const int64_t channels = tn_min64(WORDS, r->channels - channel);
         const int count = (int)tn_ceil_div(channels, QUAD);
@@ -191,7 +212,7 @@ VEC_INLINE void round_block(const byte_result *r, const rounding_vec *with, int6
 #endif
 
 static void round_to_planes(const byte_result *r) {
-    rounding_vec with = spread(r->rounding);
+    rounding_vec with = spread(r->rounding, r->rounding->zero);
     const int64_t whole = r->pixels >= ALONG ? r->channels / ACROSS * ACROSS : 0;
     for (int64_t channel = 0; channel < whole; channel += ACROSS) {
         spread_channels(&with, r->rounding, r->channel + channel, ACROSS);
@@ -201,7 +222,49 @@ static void round_to_planes(const byte_result *r) {
     round_some(r, whole, r->channels - whole, 0, r->pixels);
 }
 
-static void round_to_bytes(const byte_result *r) {
+/* Numbers of one operand of a sum: bytes of each word less `zero`, times `scale`. */
+typedef struct operand_vec {
+    byte_vec zero;
+    float_vec scale;
+} operand_vec;
+
+/* Bytes are read without a sign: signed ones with 128 added. */
+static operand_vec spread_operand(const tn_byte_rounding *r, int32_t zero, float scale) {
+    return (operand_vec){BYTE_OP(set1_epi32)(zero - (r->is_signed ? INT8_MIN : 0)), BYTE_OP(set1_ps)(scale)};
+}
+
+VEC_INLINE float_vec numbers_of(const operand_vec *o, byte_vec bytes, byte_vec which) {
+    const byte_vec x = BYTE_OP(sub_epi32)(BYTE_OP(shuffle_epi8)(bytes, which), o->zero);
+    return BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(x), o->scale);
+}
+
+static void add_run(const tn_byte_rounding *r, uint8_t *to, const uint8_t *addend, int64_t count) {
+    const tn_byte_addend *a = r->addend;
+    const rounding_vec with = spread(r, a->sum_zero);
+    const operand_vec own = spread_operand(r, r->zero, a->own_scale), other = spread_operand(r, a->zero, a->scale);
+    const byte_vec turned = BYTE_OP(set1_epi8)(r->is_signed ? INT8_MIN : 0);
+    const __m128i first = _mm_setr_epi8(0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1, 3, -1, -1, -1);
+    for (int64_t i = 0; i < count; i += VEC_BYTES) {
+        uint8_t piece[2][VEC_BYTES];
+        const bool whole = count - i >= VEC_BYTES;
+        const size_t bytes = (size_t)tn_min64(VEC_BYTES, count - i);
+        if (!whole) memcpy(piece[0], to + i, bytes);
+        if (!whole) memcpy(piece[1], addend + i, bytes);
+        const byte_vec x = XOR_BITS(LOAD_WORDS(whole ? to + i : piece[0]), turned);
+        const byte_vec y = XOR_BITS(LOAD_WORDS(whole ? addend + i : piece[1]), turned);
+        byte_vec sum[4];
+        VEC_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const byte_vec which = SPREAD_PIECE_OF(_mm_add_epi32(first, _mm_set1_epi32(QUAD * k)));
+            const float_vec both = BYTE_OP(add_ps)(numbers_of(&own, x, which), numbers_of(&other, y, which));
+            sum[k] = to_integers(&with, BYTE_OP(mul_ps)(both, BYTE_OP(set1_ps)(a->sum_scale)));
+        }
+        STORE_BYTES(whole ? to + i : piece[0], pack_four(&with, sum));
+        if (!whole) memcpy(to + i, piece[0], bytes);
+    }
+}
+
+static void round_planes_or_words(const byte_result *r) {
     if (!r->rounding->words)
         round_to_planes(r);
     else if (r->pixels >= PIXELS)
@@ -210,8 +273,31 @@ static void round_to_bytes(const byte_result *r) {
         round_some(r, 0, r->channels, 0, r->pixels);
 }
 #else
-static void round_to_bytes(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
+static float number_of(const tn_byte_rounding *r, uint8_t byte, int32_t zero, float scale) {
+    return (float)((r->is_signed ? (int8_t)byte : byte) - zero) * scale;
+}
+
+static void add_run(const tn_byte_rounding *r, uint8_t *to, const uint8_t *addend, int64_t count) {
+    const tn_byte_addend *a = r->addend;
+    for (int64_t i = 0; i < count; i++) {
+        const float own = number_of(r, to[i], r->zero, a->own_scale);
+        to[i] = byte_of(r, a->sum_zero, (own + number_of(r, addend[i], a->zero, a->scale)) * a->sum_scale);
+    }
+}
+
+static void round_planes_or_words(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
 #endif
+
+static void round_to_bytes(const byte_result *r) {
+    const int64_t together = r->rounding->words ? QUAD : 1, planes = tn_ceil_div(r->channels, together);
+    round_planes_or_words(r);
+    if (!r->addend) return;
+    const bool follow = r->pixels == r->plane; /* planes, without gaps */
+    for (int64_t n = 0; n < (follow ? 1 : planes); n++) {
+        const int64_t at = n * r->plane * together;
+        add_run(r->rounding, r->to + at, r->addend + at, (follow ? planes : 1) * r->pixels * together);
+    }
+}
 
 /* ---- windows of single channels ---------------------------------------------------------------------------------- */
 /* A word holds one pixel of four channels. The bytes of four rows of words are interleaved, so that a lane holds four
@@ -279,7 +365,7 @@ VEC_INLINE void add_window(byte_vec sum[4], const byte_windows *w, const uint32_
 
 VEC_INLINE void weigh_rows(const byte_windows *w, const int rows, const int columns, const int64_t stride,
                            const bool beside, const bool narrow) {
-    rounding_vec with = spread(w->rounding);
+    rounding_vec with = spread(w->rounding, w->rounding->zero);
     int32_t bias[QUAD] = {0};
     float scale[QUAD] = {0};
     memcpy(bias, w->rounding->bias + w->channel, (size_t)w->channels * sizeof *bias);

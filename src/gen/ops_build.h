@@ -146,7 +146,9 @@ enum { TN_CONV2D_FORWARD_OUT_SIZE = 0, TN_CONV2D_FORWARD_STRIDE = 2, TN_CONV2D_F
 enum { TN_INT_CONV2D_STRIDE = 0, TN_INT_CONV2D_PADDING = 2, TN_INT_CONV2D_DILATION = 6, TN_INT_CONV2D_GROUPS = 8,
        TN_INT_CONV2D_OUTSIDE = 9 };
 enum { TN_QUANTIZED_CONV2D_STRIDE = 0, TN_QUANTIZED_CONV2D_PADDING = 2, TN_QUANTIZED_CONV2D_DILATION = 6,
-       TN_QUANTIZED_CONV2D_GROUPS = 8, TN_QUANTIZED_CONV2D_OUTSIDE = 9, TN_QUANTIZED_CONV2D_ZERO = 10 };
+       TN_QUANTIZED_CONV2D_GROUPS = 8, TN_QUANTIZED_CONV2D_OUTSIDE = 9, TN_QUANTIZED_CONV2D_ZERO = 10,
+       TN_QUANTIZED_CONV2D_OWN_SCALE = 0, TN_QUANTIZED_CONV2D_ADDEND_SCALE = 1, TN_QUANTIZED_CONV2D_SUM_SCALE = 2,
+       TN_QUANTIZED_CONV2D_ADDEND_ZERO = 11, TN_QUANTIZED_CONV2D_SUM_ZERO = 12 };
 enum { TN_CONV2D_DGRAD_SIZE = 0, TN_CONV2D_DGRAD_STRIDE = 2, TN_CONV2D_DGRAD_PADDING = 4, TN_CONV2D_DGRAD_DILATION = 6,
        TN_CONV2D_DGRAD_GROUPS = 8 };
 enum { TN_CONV2D_WGRAD_KERNEL = 0, TN_CONV2D_WGRAD_STRIDE = 2, TN_CONV2D_WGRAD_PADDING = 4,
@@ -495,7 +497,7 @@ tn_node *tn_b_conv2d_forward(tn_build *b, tn_node *x, tn_node *weight, const int
                              int64_t groups);
 tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_conv2d_options *o);
 tn_node *tn_b_quantized_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, tn_node *scale,
-                               const tn_quantized_conv2d_options *o);
+                               tn_node *addend, const tn_quantized_conv2d_options *o);
 tn_node *tn_b_conv2d_dgrad(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
                            const int64_t padding[2], const int64_t dilation[2], int64_t groups);
 tn_node *tn_b_conv2d_wgrad(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],

@@ -26,7 +26,7 @@ enum {
 typedef struct maker {
     int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
     uint16_t options; /* the options' struct_size without its mark; 0 for none */
-    char takes[18];
+    char takes[29];
 } maker;
 
 static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-06, 1e-05, 1, 20}; /* a, b, … */
@@ -889,7 +889,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, Tensor weight, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0)",
         "", &tn_impl_int_conv2d, TN_AUTOCAST_NONE},
     [TN_OP_QUANTIZED_CONV2D] = {"quantized_conv2d", TN_KERNEL,
-        "(Tensor x, Tensor weight, Tensor bias, Tensor scale, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0, int zero=0)",
+        "(Tensor x, Tensor weight, Tensor bias, Tensor scale, Tensor? addend, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0, int zero=0, float own_scale=1, float addend_scale=1, float sum_scale=1, int addend_zero=0, int sum_zero=0)",
         "", &tn_impl_quantized_conv2d, TN_AUTOCAST_NONE},
     [TN_OP_CONV2D_DGRAD] = {"conv2d_dgrad", TN_KERNEL,
         "(Tensor y, Tensor weight, int[2] size, int[2] stride, int[2] padding, int[2] dilation, int groups)",
@@ -2464,14 +2464,15 @@ tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_
     return build(b, &make_int_conv2d, x, weight, (const void *)o);
 }
 
-static const maker make_quantized_conv2d = {TN_OP_QUANTIZED_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_quantized_conv2d_options, zero), "tttto2g4c2gigicic"};
+static const maker make_quantized_conv2d = {TN_OP_QUANTIZED_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_quantized_conv2d_options, sum_zero), "tttt?o2g4c2gigicicfgfgfgicic"};
 tn_tensor *(tn_quantized_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
-                                 const tn_tensor *scale, const tn_quantized_conv2d_options *o) {
-    return record(&make_quantized_conv2d, x, weight, bias, scale, (const void *)o);
+                                 const tn_tensor *scale, const tn_tensor *addend,
+                                 const tn_quantized_conv2d_options *o) {
+    return record(&make_quantized_conv2d, x, weight, bias, scale, addend, (const void *)o);
 }
 tn_node *tn_b_quantized_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, tn_node *scale,
-                               const tn_quantized_conv2d_options *o) {
-    return build(b, &make_quantized_conv2d, x, weight, bias, scale, (const void *)o);
+                               tn_node *addend, const tn_quantized_conv2d_options *o) {
+    return build(b, &make_quantized_conv2d, x, weight, bias, scale, addend, (const void *)o);
 }
 
 static const maker make_conv2d_dgrad = {TN_OP_CONV2D_DGRAD, 0, "tt2222i"};

@@ -216,6 +216,8 @@ extern const onnx_op_row onnx_math_ops[], onnx_shape_ops[], onnx_nn_ops[], onnx_
     onnx_control_ops[], onnx_sequence_ops[], onnx_text_ops[], onnx_image_ops[], onnx_training_ops[], onnx_ml_ops[],
     onnx_contrib_ops[], onnx_dressed_ops[], onnx_runtime_ops[], onnx_preview_ops[];
 
+extern const onnx_op_row onnx_conv_add; /* of nodes that quant_graph.c makes (onnx_quant.c) */
+
 /* c's row (onnx_text.c). Where an input of a row that moves is a tensor of texts, their numbers move in its place, and
  * the outputs are the texts that these say. */
 tn_status onnx_run_row(onnx_call *c);

@@ -4,6 +4,7 @@
  * and columns. Processors that multiply bytes four at a time want the first without a sign and the second with one, so
  * bytes are moved by 128 where they are not so, and their zero points with them. Rounding to a byte is one function for
  * all operators that end so. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 
 #include "cpu/conv.h"
 #include "hal/hal.h"
+#include "onnx/model.h"
 #include "onnx/operator_support.h"
 
 /* x as `to` would hold it, in the dtype that such values live in (onnx_types). saturate: 8-bit floats have their
@@ -295,8 +297,9 @@ static tn_status matmul_integer(onnx_call *c) {
     return onnx_put(c, 0, product(c, 0, 1, 2, 3));
 }
 
-/* The inputs of QLinearConv and QLinearMatMul that are not bytes, or say what these are in the result. */
-enum { A_SCALE = 1, B_SCALE = 4, Y_SCALE = 6, Y_ZERO = 7 };
+/* The inputs of QLinearConv and QLinearMatMul that are not bytes, or say what these are in the result; behind a bias,
+ * what quant_graph.c adds of a QLinearAdd that reads that result. */
+enum { A_SCALE = 1, B_SCALE = 4, Y_SCALE = 6, Y_ZERO = 7, ADDEND = 9, ADDEND_SCALE, ADDEND_ZERO, SUM_SCALE, SUM_ZERO };
 
 /* The operands' scales by the result's, of constants by the host, in f32 as they would be: else each element divided.
  * NULL: it is for the device. */
@@ -574,17 +577,40 @@ static tn_status make_rounding(const onnx_call *c, void **data) {
     return status;
 }
 
-/* QLinearConv with constants for everything but x, filters in i8 without zero points, as one kernel of bytes has it;
- * *y stays NULL where that is not so. */
+/* The numbers of an addend, as QLinearAdd has them (onnx_contrib.c); *fits: one kernel of bytes computes the same. */
+static tn_status read_addend(const onnx_call *c, onnx_window *w, tn_quantized_conv2d_options *o, bool *fits) {
+    static const double least = FLT_MIN, most = 1e18; /* of scales whose products are numbers */
+    const tn_tensor *x = onnx_in(c, 0), *addend = onnx_in(c, ADDEND);
+    double sum;
+    TRY(tn_status_of(addend));
+    TRY(onnx_read_float(c, Y_SCALE, 1, &o->own_scale));
+    TRY(onnx_read_float(c, ADDEND_SCALE, 1, &o->addend_scale));
+    TRY(onnx_read_float(c, SUM_SCALE, 1, &sum));
+    TRY(onnx_read_int(c, ADDEND_ZERO, 0, &o->addend_zero));
+    TRY(onnx_read_int(c, SUM_ZERO, 0, &o->sum_zero));
+    o->sum_scale = 1 / (float)sum;
+    *fits = sum >= least && o->sum_scale <= most && fabs(o->own_scale) <= most && fabs(o->addend_scale) <= most;
+    *fits = *fits && tn_dtype_of(addend) == tn_dtype_of(x) && tn_rank(addend) == 4 &&
+            tn_size(addend, 0) == tn_size(x, 0) && tn_size(addend, 1) == tn_size(onnx_in(c, 3), 0);
+    for (int d = 0; d < 2 && *fits; d++)
+        *fits = tn_size(addend, 2 + d) == onnx_places(w, d, tn_size(x, 2 + d), false);
+    for (int i = Y_ZERO; i <= SUM_ZERO; i += SUM_ZERO - ADDEND_ZERO)
+        *fits = *fits && (!onnx_has(c, i) || tn_dtype_of(onnx_in(c, i)) == tn_dtype_of(x));
+    return TN_OK;
+}
+
+/* QLinearConv with constants for everything but x and an addend, filters in i8 without zero points, as one kernel of
+ * bytes has it; *y stays NULL where that is not so. */
 static tn_status conv_rounded(const onnx_call *c, tn_tensor **y) {
-    enum { X_ZERO = 2, W = 3, W_ZERO = 5, BIAS = 8 };
+    enum { X_ZERO = 2, W = 3, W_ZERO = 5 };
     const tn_tensor *x = onnx_in(c, 0), *weight = onnx_in(c, W);
     const int64_t groups = onnx_int(c, "group", 1);
+    const bool adds = onnx_has(c, ADDEND);
     const rounding *r;
     onnx_window w;
     if (onnx_is_in_function(c)) return TN_OK;
-    for (int i = A_SCALE; i <= BIAS; i++)
-        if (onnx_has(c, i) && c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
+    for (int i = A_SCALE; i <= SUM_ZERO; i++)
+        if (i != ADDEND && onnx_has(c, i) && c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
     TRY(tn_status_of(x));
     TRY(tn_status_of(weight));
     if (tn_dtype_of(weight) != TN_I8 || tn_dtype_of(x) != tn_dtype_of(onnx_in(c, Y_ZERO)) || !is_byte(x) ||
@@ -607,8 +633,12 @@ static tn_status conv_rounded(const onnx_call *c, tn_tensor **y) {
     o.groups = groups;
     TRY(onnx_read_int(c, X_ZERO, 0, &o.outside));
     TRY(onnx_read_int(c, Y_ZERO, 0, &o.zero));
+    bool fits = true;
+    if (adds) TRY(read_addend(c, &w, &o, &fits));
+    if (!fits) return TN_OK;
     TRY(onnx_prepare(c, make_rounding, drop_rounding, (const void **)&r));
-    if (r->scale) *y = tn_quantized_conv2d(x, weight, r->bias->tensor, r->scale->tensor, &o);
+    const tn_tensor *addend = onnx_optional(c, ADDEND);
+    if (r->scale) *y = tn_quantized_conv2d(x, weight, r->bias->tensor, r->scale->tensor, addend, &o);
     return TN_OK;
 }
 
@@ -622,6 +652,30 @@ static tn_status conv_linear(onnx_call *c) {
     const tn_tensor *a_scale = tn_reshape(onnx_in(c, A_SCALE), NULL, 0);
     return put_quantized(c, sums, a_scale, onnx_per_channel(onnx_in(c, B_SCALE), rank));
 }
+
+/* QLinearConv and the QLinearAdd behind it; one after the other where no kernel has both. */
+static tn_status conv_linear_add(onnx_call *c) {
+    static const onnx_text domain = {"com.microsoft", 13}, type = {"QLinearAdd", 10};
+    tn_tensor *y = NULL;
+    onnx_value *sums = NULL;
+    onnx_call conv = *c, add = *c;
+    TRY(conv_rounded(c, &y));
+    if (y) return onnx_put(c, 0, y);
+    conv.in_count = ADDEND;
+    conv.out = &sums;
+    TRY(conv_linear(&conv));
+    onnx_value *const in[] = {sums, c->in[Y_SCALE], c->in[Y_ZERO]}, *all[8];
+    memcpy(all, in, sizeof in);
+    memcpy(all + 3, c->in + ADDEND, 5 * sizeof *all);
+    add.in = all;
+    add.in_count = 8;
+    add.row = onnx_find_row(domain, type, 1);
+    tn_status status = add.row->run(&add);
+    onnx_value_release(sums);
+    return status;
+}
+
+const onnx_op_row onnx_conv_add = {"QLinearConv", 10, .run = conv_linear_add};
 
 const onnx_op_row onnx_quant_ops[] = {{"ConvInteger", 10, .run = conv_integer},
                                       {"DequantizeLinear", 10, .run = dequantize},

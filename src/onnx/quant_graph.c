@@ -284,6 +284,43 @@ static tn_status map_node(mapping *p, int32_t at) {
     return TN_OK;
 }
 
+/* The QLinearConv that makes input i of node `at` and nothing else reads; NONE: another node makes it. */
+static int32_t conv_before(const mapping *p, int32_t at, int i) {
+    enum { INPUTS = 9 };
+    const int32_t slot = input(&p->g->nodes[at], i), maker = slot < 0 ? NONE : p->maker[slot];
+    if (maker < 0 || only_reader(p, slot) != at) return NONE;
+    const onnx_node *n = &p->g->nodes[maker];
+    return is_type(n, "QLinearConv") && n->row != &onnx_conv_add && n->in_count <= INPUTS ? maker : NONE;
+}
+
+/* Makes node `at`, a QLinearAdd, the convolution before one of its operands with the other one as an addend. */
+static tn_status join_sum(mapping *p, int32_t at) {
+    enum { CONV_INPUTS = 9, OPERAND = 3, SUM_SCALE = 6, INPUTS = 14 };
+    onnx_node *to = &p->g->nodes[at];
+    if (!is_type(to, "QLinearAdd")) return TN_OK;
+    const int side = conv_before(p, at, OPERAND) >= 0 ? 1 : 0;
+    const int32_t from = conv_before(p, at, side * OPERAND);
+    if (from < 0) return TN_OK;
+    const onnx_node *conv = &p->g->nodes[from];
+    for (int i = 1; i < OPERAND; i++) /* the scale and the zero point that the convolution rounds by */
+        if (!same_numbers(p, input(to, side * OPERAND + i), input(conv, 5 + i))) return TN_OK;
+    int32_t *in = onnx_take(&p->m->arena, INPUTS, sizeof *in);
+    if (!in) return tn_error_code();
+    for (int i = 0; i < INPUTS; i++)
+        in[i] = i < CONV_INPUTS             ? input(conv, i)
+                : i < CONV_INPUTS + OPERAND ? input(to, (1 - side) * OPERAND + i - CONV_INPUTS)
+                                            : input(to, SUM_SCALE + i - CONV_INPUTS - OPERAND);
+    onnx_node made = *conv;
+    made.in = in;
+    made.in_count = INPUTS;
+    made.out = to->out;
+    made.out_count = to->out_count;
+    made.row = &onnx_conv_add;
+    *to = made;
+    p->gone[from] = true;
+    return TN_OK;
+}
+
 /* ---- the graph --------------------------------------------------------------------------------------------------- */
 
 static void note_read(mapping *p, int32_t slot, int32_t node) {
@@ -340,6 +377,10 @@ static tn_status map_graph(mapping *p) {
     compact(p);
     note_uses(p);
     drop_unread(p);
+    compact(p);
+    note_uses(p);
+    for (int32_t i = 0; i < p->g->node_count; i++)
+        TRY(join_sum(p, i));
     compact(p);
     note_uses(p);
     return TN_OK;

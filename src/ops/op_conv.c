@@ -759,9 +759,38 @@ OP_CODE(int_conv2d, .class_ = TN_NATIVE, .infer = infer_int_conv2d, .compose = c
 
 /* ---- quantized_conv2d -------------------------------------------------------------------------------------------- */
 
+static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
+    char text[96];
+    bool same = addend->rank == 4 && addend->dtype == c->dtype;
+    for (int d = 0; d < 4 && same; d++)
+        same = addend->shape[d] == c->shape[d];
+    return same ? TN_OK
+                : tn_fail(TN_ERR_SHAPE, "quantized_conv2d: the addend, %s %s, has not the result's shape and dtype",
+                          tn_dtype_name((tn_dtype)addend->dtype), tn_shape_text(addend, text, sizeof text));
+}
+
+/* Zero points must be bytes, and scales of an addend so small that no operation has infinite operands. */
+static tn_status check_rounding(const tn_infer *c) {
+    static const double most = 1e18;
+    static const char *const names[] = {"own_scale", "addend_scale", "sum_scale"};
+    static const int zeros[] = {TN_QUANTIZED_CONV2D_ZERO, TN_QUANTIZED_CONV2D_ADDEND_ZERO,
+                                TN_QUANTIZED_CONV2D_SUM_ZERO};
+    const int64_t least = c->dtype == TN_I8 ? INT8_MIN : 0;
+    for (int k = 0; k < 3; k++) {
+        const int64_t zero = c->attrs->i[zeros[k]];
+        const double scale = c->attrs->f[TN_QUANTIZED_CONV2D_OWN_SCALE + k];
+        if (zero < least || zero > least + UINT8_MAX)
+            return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: the input is %s, so zero cannot be %lld",
+                           tn_dtype_name(c->dtype), (long long)zero);
+        if (!(fabs(scale) <= most))
+            return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: %s is %g; at most %g is allowed", names[k], scale, most);
+    }
+    return TN_OK;
+}
+
 static tn_status infer_quantized_conv2d(tn_infer *c) {
     const tn_node *x = c->in[0], *bias = c->in[2], *scale = c->in[3];
-    const int64_t out = c->in[1]->rank > 0 ? c->in[1]->shape[0] : 0, zero = c->attrs->i[TN_QUANTIZED_CONV2D_ZERO];
+    const int64_t out = c->in[1]->rank > 0 ? c->in[1]->shape[0] : 0;
     char a[96], b[96];
     TRY(infer_int_conv2d(c));
     if (bias->dtype != TN_I32 || scale->dtype != TN_F32)
@@ -771,67 +800,103 @@ static tn_status infer_quantized_conv2d(tn_infer *c) {
         return tn_fail(TN_ERR_SHAPE, "quantized_conv2d: bias %s and scale %s must be [%lld], one for each filter",
                        tn_shape_text(bias, a, sizeof a), tn_shape_text(scale, b, sizeof b), (long long)out);
     c->dtype = (tn_dtype)x->dtype;
-    if (zero >= (c->dtype == TN_I8 ? INT8_MIN : 0) && zero <= (c->dtype == TN_I8 ? INT8_MAX : UINT8_MAX)) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: the input is %s, so zero cannot be %lld",
-                   tn_dtype_name(c->dtype), (long long)zero);
+    TRY(check_rounding(c));
+    return c->in[4] ? check_addend(c, c->in[4]) : TN_OK;
+}
+
+static tn_quantized_conv2d_options options_of(const tn_node *n) {
+    tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
+    memcpy(o.stride, n->i + TN_QUANTIZED_CONV2D_STRIDE, sizeof o.stride);
+    memcpy(o.padding, n->i + TN_QUANTIZED_CONV2D_PADDING, sizeof o.padding);
+    memcpy(o.dilation, n->i + TN_QUANTIZED_CONV2D_DILATION, sizeof o.dilation);
+    o.groups = n->i[TN_QUANTIZED_CONV2D_GROUPS];
+    o.outside = n->i[TN_QUANTIZED_CONV2D_OUTSIDE];
+    o.zero = n->i[TN_QUANTIZED_CONV2D_ZERO];
+    o.own_scale = n->f[TN_QUANTIZED_CONV2D_OWN_SCALE];
+    o.addend_scale = n->f[TN_QUANTIZED_CONV2D_ADDEND_SCALE];
+    o.sum_scale = n->f[TN_QUANTIZED_CONV2D_SUM_SCALE];
+    o.addend_zero = n->i[TN_QUANTIZED_CONV2D_ADDEND_ZERO];
+    o.sum_zero = n->i[TN_QUANTIZED_CONV2D_SUM_ZERO];
+    return o;
+}
+
+/* y (f32) as bytes: rounded, zero added, saturated. */
+static tn_node *bytes_of(tn_build *b, tn_node *y, int64_t zero, tn_dtype dtype) {
+    const double least = dtype == TN_I8 ? INT8_MIN : 0, most = dtype == TN_I8 ? INT8_MAX : UINT8_MAX;
+    y = tn_b_nan_to_num(b, tn_b_add_scalar(b, tn_b_round(b, y), (double)zero), least, most, least);
+    return tn_b_cast(b, tn_b_clamp(b, y, least, most), dtype);
+}
+
+static tn_node *numbers_of(tn_build *b, tn_node *bytes, int64_t zero, double scale) {
+    return tn_b_mul_scalar(b, tn_b_add_scalar(b, tn_b_cast(b, bytes, TN_F32), -(double)zero), scale);
 }
 
 /* The kernels read dense images; another one is copied first, since the composition takes a hundred times as long. */
 static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
-    tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
-    const int64_t channels[] = {n->in[1]->shape[0], 1, 1}, *i = n->i;
-    const double least = n->dtype == TN_I8 ? INT8_MIN : 0, most = n->dtype == TN_I8 ? INT8_MAX : UINT8_MAX;
+    const tn_quantized_conv2d_options o = options_of(n);
+    const int64_t channels[] = {n->in[1]->shape[0], 1, 1};
     int64_t offset, stride[TN_MAX_RANK];
-    memcpy(o.stride, i + TN_QUANTIZED_CONV2D_STRIDE, sizeof o.stride);
-    memcpy(o.padding, i + TN_QUANTIZED_CONV2D_PADDING, sizeof o.padding);
-    memcpy(o.dilation, i + TN_QUANTIZED_CONV2D_DILATION, sizeof o.dilation);
-    o.groups = i[TN_QUANTIZED_CONV2D_GROUPS];
-    o.outside = i[TN_QUANTIZED_CONV2D_OUTSIDE];
-    o.zero = i[TN_QUANTIZED_CONV2D_ZERO];
     tn_node_layout(n->in[0], &offset, stride);
-    if (!tn_strides_are_contiguous(n->in[0]->shape, n->in[0]->rank, stride))
-        return tn_b_quantized_conv2d(b, tn_b_contiguous(b, n->in[0]), n->in[1], n->in[2], n->in[3], &o);
+    tn_node *x = n->in[0], *addend = n->in[4];
+    if (!tn_strides_are_contiguous(x->shape, x->rank, stride))
+        return tn_b_quantized_conv2d(b, tn_b_contiguous(b, x), n->in[1], n->in[2], n->in[3], addend, &o);
+    if (addend) {
+        tn_node *own = tn_b_quantized_conv2d(b, x, n->in[1], n->in[2], n->in[3], NULL, &o);
+        tn_node *sum =
+            tn_b_add(b, numbers_of(b, own, o.zero, o.own_scale), numbers_of(b, addend, o.addend_zero, o.addend_scale));
+        return bytes_of(b, tn_b_mul_scalar(b, sum, o.sum_scale), o.sum_zero, (tn_dtype)n->dtype);
+    }
     tn_int_conv2d_options sum = TN_INT_CONV2D_DEFAULTS;
     memcpy(sum.stride, o.stride, sizeof o.stride);
     memcpy(sum.padding, o.padding, sizeof o.padding);
     memcpy(sum.dilation, o.dilation, sizeof o.dilation);
     sum.groups = o.groups;
     sum.outside = o.outside;
-    tn_node *sums = tn_b_add(b, tn_b_int_conv2d(b, n->in[0], n->in[1], &sum), tn_b_view(b, n->in[2], channels, 3));
+    tn_node *sums = tn_b_add(b, tn_b_int_conv2d(b, x, n->in[1], &sum), tn_b_view(b, n->in[2], channels, 3));
     tn_node *y = tn_b_mul(b, tn_b_cast(b, sums, TN_F32), tn_b_view(b, n->in[3], channels, 3));
-    y = tn_b_add_scalar(b, tn_b_round(b, y), (double)o.zero);
-    y = tn_b_nan_to_num(b, y, least, most, least);
-    return tn_b_cast(b, tn_b_clamp(b, y, least, most), (tn_dtype)n->dtype);
+    return bytes_of(b, y, o.zero, (tn_dtype)n->dtype);
 }
 
 /* As the kernels have it: sums in i32, the rest in f32. */
 static void reference_quantized_conv2d(const tn_reference *r) {
-    const int64_t *i = r->node->i, filters = r->node->shape[1], out = r->node->shape[2] * r->node->shape[3];
+    const tn_quantized_conv2d_options o = options_of(r->node);
+    const int64_t filters = r->node->shape[1], out = r->node->shape[2] * r->node->shape[3];
     const bool is_signed = r->node->dtype == TN_I8;
     const double least = is_signed ? INT8_MIN : 0, most = is_signed ? INT8_MAX : UINT8_MAX;
-    tn_window w = byte_window(i, r->node->in[1]);
-    define_correlation(r, &w, i[TN_QUANTIZED_CONV2D_GROUPS], (double)i[TN_QUANTIZED_CONV2D_OUTSIDE]);
+    tn_window w = byte_window(r->node->i, r->node->in[1]);
+    define_correlation(r, &w, o.groups, (double)o.outside);
     for (int64_t k = 0; k < r->node->shape[0] * filters * out; k++) {
         const int64_t f = k / out % filters;
         float sum = (float)(r->out[k] + r->in[2][f]) * (float)r->in[3][f];
-        r->out[k] = fmin(fmax((double)rintf(sum) + (double)i[TN_QUANTIZED_CONV2D_ZERO], least), most);
+        r->out[k] = fmin(fmax((double)rintf(sum) + (double)o.zero, least), most);
+        if (!r->node->in[4]) continue;
+        const float own = (float)(r->out[k] - (double)o.zero) * (float)o.own_scale;
+        const float other = (float)(r->in[4][k] - (double)o.addend_zero) * (float)o.addend_scale;
+        sum = (own + other) * (float)o.sum_scale;
+        r->out[k] = fmin(fmax((double)rintf(sum) + (double)o.sum_zero, least), most);
     }
 }
 
-/* quantized_conv2d(x, weight, bias, scale, stride, padding, dilation, groups, outside, zero): int_conv2d's sums as
- * bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the sums are i32, the rest
- * f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for each filter. */
+/* quantized_conv2d(x, weight, bias, scale, addend, …): int_conv2d's sums as bytes of x's dtype: round((sum + bias) ·
+ * scale) + zero, saturated, NaN as the least one; the sums are i32, the rest f32, rounded to the nearest number, ties
+ * to even. bias (i32) and scale (f32) have a number for each filter. With an addend (a residual, of the result's shape
+ * and dtype) the result is round(((byte − zero) · own_scale + (addend − addend_zero) · addend_scale) · sum_scale) +
+ * sum_zero of these bytes, saturated; scales are at most 1e18. */
 OP_CODE(quantized_conv2d, .class_ = TN_NATIVE, .infer = infer_quantized_conv2d, .compose = compose_quantized_conv2d,
         .reference = reference_quantized_conv2d,
         .cases =
-            "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] [4]:i32 [4]:f32@0..1 padding=(1,0,1,1) outside=3 zero=7; "
-            "[1,40,9,9]:u8 [17,40,3,3]:i8 [17]:i32 [17]:f32@0..1 padding=(1,1,1,1) outside=7 zero=128; "
-            "[2,9,11,20] [9,1,3,3]:i8 [9]:i32 [9]:f32@0..1 padding=(1,1,1,1) stride=(2,2) groups=9 outside=5 zero=3; "
-            "[1,5,9,37] [5,1,5,5]:i8 [5]:i32 [5]:f32@0..1 padding=(2,2,2,2) groups=5 zero=1; "
-            "[1,128,5,6]:i8 [40,64,1,1]:i8 [40]:i32 [40]:f32@0..1 groups=2 zero=-9; "
-            "[0,2,3,3] [2,2,2,2] [2]:i32 [2]:f32; "
-            "error=one [1,2,3,3] [2,2,2,2] [3]:i32 [2]:f32; error=i32 [1,2,3,3] [2,2,2,2] [2]:f32 [2]:f32; "
-            "error=zero [1,2,3,3]:u8 [2,2,2,2] [2]:i32 [2]:f32 zero=-1");
+            "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] [4]:i32 [4]:f32@0..1 - padding=(1,0,1,1) outside=3 zero=7; "
+            "[1,40,9,9]:u8 [17,40,3,3]:i8 [17]:i32 [17]:f32@0..1 - padding=(1,1,1,1) outside=7 zero=128; "
+            "[2,9,11,20] [9,1,3,3]:i8 [9]:i32 [9]:f32@0..1 - padding=(1,1,1,1) stride=(2,2) groups=9 outside=5 zero=3; "
+            "[1,5,9,37] [5,1,5,5]:i8 [5]:i32 [5]:f32@0..1 - padding=(2,2,2,2) groups=5 zero=1; "
+            "[1,128,5,6]:i8 [40,64,1,1]:i8 [40]:i32 [40]:f32@0..1 - groups=2 zero=-9; "
+            "[0,2,3,3] [2,2,2,2] [2]:i32 [2]:f32 -; "
+            "[1,7,5,6] [18,7,3,3]:i8 [18]:i32 [18]:f32@0..1 [1,18,3,4] zero=4 own_scale=0.5 addend_scale=0.25 "
+            "sum_scale=1.75 addend_zero=9 sum_zero=11; "
+            "error=one [1,2,3,3] [2,2,2,2] [3]:i32 [2]:f32 -; error=i32 [1,2,3,3] [2,2,2,2] [2]:f32 [2]:f32 -; "
+            "error=zero [1,2,3,3]:u8 [2,2,2,2] [2]:i32 [2]:f32 - zero=-1; "
+            "error=addend [1,2,3,3]:u8 [2,2,2,2] [2]:i32 [2]:f32 [1,2,2,3]:u8; "
+            "error=sum_scale [1,2,3,3]:u8 [2,2,2,2] [2]:i32 [2]:f32 [1,2,2,2]:u8 sum_scale=1e19");
 
 /* ---- conv2d_dgrad ------------------------------------------------------------------------------------------------ */
 

@@ -59,14 +59,20 @@ static bool is_elementwise(const tn_group *group, byte_images *images) {
 
 static bool is_image(const tn_value *v) { return v->node->rank == 4 && tn_dtype_is_byte(v->node->dtype); }
 
+/* The image that a kernel adds to its results, in their layout; -1: none. */
+static int addend_of(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *lead = &g->values[group->lead];
+    return lead->n_in > TN_CONV_ADDEND ? lead->in[TN_CONV_ADDEND] : -1;
+}
+
 static bool reads_as_image(const tn_graph_plan *g, const tn_group *group, int value) {
     const tn_value *lead = &g->values[group->lead];
     byte_images images;
     int others = 0;
     if (!is_byte_kernel(group)) return is_elementwise(group, &images);
     for (int k = 1; k < lead->n_in; k++)
-        others += lead->in[k] == value;
-    return lead->in[0] == value && others == 0;
+        others += k != TN_CONV_ADDEND && lead->in[k] == value;
+    return (lead->in[0] == value || addend_of(g, group) == value) && others == 0;
 }
 
 /* Whether v is a part of an in-place concatenation along the channels, and consists of whole words. */
@@ -92,8 +98,12 @@ static bool may_be_in_words(const tn_graph_plan *g, int value) {
 
 /* If the kernel does not support this layout of its images, removes one of them from `words` and returns true. */
 static bool check_kernel(const tn_graph_plan *g, const tn_group *group, bool *words) {
-    const int x = g->values[group->lead].in[0], y = group->lead;
+    const int x = g->values[group->lead].in[0], y = group->lead, addend = addend_of(g, group);
     tn_conv_args a = group->run.native->conv;
+    if (addend >= 0 && words[addend] != words[y]) {
+        words[words[y] ? y : addend] = false;
+        return true;
+    }
     a.x_blocks = words[x];
     a.y_blocks = words[y];
     if (tn_conv_bytes_fits(&a)) return false;

@@ -66,6 +66,8 @@ struct tn_native {
             int joined_out;          /* 1 + the epilogue's buffer that the convolution's result would be; 0: none */
             uint8_t conv_outside;    /* of images of bytes */
             int32_t conv_zero;       /* of results of bytes */
+            tn_byte_addend conv_addend;
+            bool conv_adds;
         };
         tn_linalg_args linalg;
         struct {
@@ -122,6 +124,7 @@ bool tn_takes_conv_product(const tn_node *n); /* the same, but one filter a chan
 bool tn_takes_max_pool2d(const tn_node *n);
 bool tn_takes_int_conv2d(const tn_node *n); /* bytes, where the processor multiplies them four at a time */
 bool tn_takes_quantized_conv2d(const tn_node *n);
+enum { TN_CONV_ADDEND = 4 };                                       /* input of a quantized_conv2d */
 bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of what joined it, as its last step */
 bool tn_takes_conv2d_dgrad(const tn_node *n);
 bool tn_takes_conv2d_wgrad(const tn_node *n);

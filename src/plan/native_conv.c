@@ -165,9 +165,10 @@ bool tn_takes_quantized_conv2d(const tn_node *n) {
     tn_conv_args a = sizes_of_quantized(n);
     flatten_taps(&a);
     bool there = n->in[1]->dtype == TN_I8 && tn_node_numel(n) > 0;
-    for (int i = 0; i < 4; i++)
-        there = there && (i == 1 || is_dense(n->in[i]));
-    return there && tn_conv_bytes_fits(&a);
+    for (int i = 0; i < n->n_in; i++)
+        there = there && (i == 1 || !n->in[i] || is_dense(n->in[i]));
+    const bool depthwise = a.channels == 1 && a.groups > 1;
+    return there && !(depthwise && n->in[TN_CONV_ADDEND]) && tn_conv_bytes_fits(&a);
 }
 
 /* Adjacent windows, starting at the first output pixel. */
@@ -589,11 +590,13 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
 static void run_quantized_conv2d(tn_native *n, void *const *pointers) {
     tn_byte_rounding rounding = {.bias = pointers[3], .scale = pointers[4], .zero = n->conv_zero};
     rounding.is_signed = n->conv.x_signed;
+    n->conv_addend.data = pointers[5];
+    if (n->conv_adds) rounding.addend = &n->conv_addend;
     n->conv.out = pointers[0];
     n->conv.x = pointers[1];
     n->conv.weight = pointers[2];
     n->conv.packed = n->weight.memory;
-    n->conv.workspace = pointers[5];
+    n->conv.workspace = pointers[6];
     n->conv.rounding = &rounding;
     tn_conv_bytes(&n->conv, n->conv_outside);
 }
@@ -606,6 +609,12 @@ tn_status tn_make_quantized_conv2d(const tn_graph_plan *g, const tn_group *group
     flatten_taps(&n->conv);
     n->conv_outside = (uint8_t)y->node->i[TN_QUANTIZED_CONV2D_OUTSIDE];
     n->conv_zero = (int32_t)y->node->i[TN_QUANTIZED_CONV2D_ZERO];
+    n->conv_adds = y->in[TN_CONV_ADDEND] >= 0;
+    n->conv_addend = (tn_byte_addend){.own_scale = (float)y->node->f[TN_QUANTIZED_CONV2D_OWN_SCALE],
+                                      .scale = (float)y->node->f[TN_QUANTIZED_CONV2D_ADDEND_SCALE],
+                                      .sum_scale = (float)y->node->f[TN_QUANTIZED_CONV2D_SUM_SCALE],
+                                      .zero = (int32_t)y->node->i[TN_QUANTIZED_CONV2D_ADDEND_ZERO],
+                                      .sum_zero = (int32_t)y->node->i[TN_QUANTIZED_CONV2D_SUM_ZERO]};
     n->conv_in_bytes = true;
     take_weight(&n->conv, weight);
     size_t packed = tn_conv_bytes_packed_bytes(&n->conv);

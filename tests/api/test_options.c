@@ -68,7 +68,7 @@ static tn_tensor *cached(const tn_cached_attention_options *o) {
     X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))             \
     X(quantized_conv2d, QUANTIZED_CONV2D,                                                                         \
       tn_quantized_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), tn_zeros(TN_DIMS(2), TN_I32),     \
-                          tn_full(TN_DIMS(2), 0.1, TN_F32), o))                                                   \
+                          tn_full(TN_DIMS(2), 0.1, TN_F32), NULL, o))                                             \
     X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                            \
     X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                                    \
     X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                            \
@@ -935,6 +935,9 @@ static const number numbers[] = {
     NUMBER(tn_scaled_dot_product_attention_options, scale),
     NUMBER(tn_cached_attention_options, scale),
     NUMBER(tn_cached_attention_options, softcap),
+    NUMBER(tn_quantized_conv2d_options, own_scale),
+    NUMBER(tn_quantized_conv2d_options, addend_scale),
+    NUMBER(tn_quantized_conv2d_options, sum_scale),
     NUMBER(tn_smooth_l1_loss_options, beta),
     NUMBER(tn_huber_loss_options, delta),
     NUMBER(tn_hinge_embedding_loss_options, margin),

@@ -282,26 +282,45 @@ static void what_is_joined_is_what_is_not(void **state) {
         }
 }
 
+static tn_tensor *as_bytes(const tn_tensor *x, int64_t zero, tn_dtype dtype) {
+    const bool is_signed = dtype == TN_I8;
+    const tn_tensor *y = tn_add_scalar(tn_round(x), (double)zero);
+    return tn_cast(tn_clamp(y, is_signed ? -128 : 0, is_signed ? 127 : 255), dtype);
+}
+
+static tn_tensor *as_numbers(const tn_tensor *x, int64_t zero, double scale) {
+    return tn_mul_scalar(tn_add_scalar(tn_cast(x, TN_F32), -(double)zero), scale);
+}
+
 /* The operation by its definition. */
 static tn_tensor *compose_rounded(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_tensor *scale,
-                                  const tn_quantized_conv2d_options *q) {
+                                  const tn_tensor *addend, const tn_quantized_conv2d_options *q) {
     tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
     const int64_t filters[] = {tn_numel(bias), 1, 1};
-    const bool is_signed = tn_dtype_of(x) == TN_I8;
     memcpy(o.stride, q->stride, sizeof o.stride);
     memcpy(o.padding, q->padding, sizeof o.padding);
     memcpy(o.dilation, q->dilation, sizeof o.dilation);
     o.groups = q->groups;
     o.outside = q->outside;
     tn_tensor *y = tn_add(tn_int_conv2d(x, w, &o), tn_reshape(bias, filters, 3));
-    y = tn_round(tn_mul(tn_cast(y, TN_F32), tn_reshape(scale, filters, 3)));
-    y = tn_clamp(tn_add_scalar(y, (double)q->zero), is_signed ? -128 : 0, is_signed ? 127 : 255);
-    return tn_cast(y, tn_dtype_of(x));
+    y = as_bytes(tn_mul(tn_cast(y, TN_F32), tn_reshape(scale, filters, 3)), q->zero, tn_dtype_of(x));
+    if (!addend) return y;
+    y = tn_add(as_numbers(y, q->zero, q->own_scale), as_numbers(addend, q->addend_zero, q->addend_scale));
+    return as_bytes(tn_mul_scalar(y, q->sum_scale), q->sum_zero, tn_dtype_of(x));
 }
 
-/* Bytes of a random convolution: by its kernel, then by its composition. */
-static int round_both(int n, const tn_quantized_conv2d_options *o, const int64_t *x_shape, const int64_t *w_shape,
-                      tn_dtype dtype) {
+static void choose_addend(tn_quantized_conv2d_options *o, tn_dtype dtype) {
+    const int64_t least = dtype == TN_I8 ? -128 : 0;
+    o->own_scale = (double)((float)random_from(1, 4000) * 1e-5F);
+    o->addend_scale = (double)((float)random_from(-4000, 4000) * 1e-5F);
+    o->sum_scale = (double)((float)random_from(1, 4000) * 0.03F);
+    o->addend_zero = least + random_from(0, 255);
+    o->sum_zero = least + random_from(0, 255);
+}
+
+/* Bytes of a random convolution, perhaps with an addend: by its kernel, then by its composition. */
+static int round_both(int n, const tn_quantized_conv2d_options *options, const int64_t *x_shape, const int64_t *w_shape,
+                      tn_dtype dtype, bool adds) {
     enum { MOST = 1 << 20, MOST_FILTERS = 1 << 8 };
     int kernels = 0;
     static uint8_t kernel[MOST], composed[MOST];
@@ -316,13 +335,19 @@ static int round_both(int n, const tn_quantized_conv2d_options *o, const int64_t
     }
     tn_tensor *x = tensor_of_bytes(x_shape, 4, dtype), *w = filters_of_bytes(w_shape);
     tn_tensor *bias = tn_from_data(biases, &filters, 1, TN_I32), *scale = tn_from_data(scales, &filters, 1, TN_F32);
-    tn_tensor *y = tn_quantized_conv2d(x, w, bias, scale, o);
+    tn_quantized_conv2d_options q = *options, *o = &q;
+    tn_tensor *y = tn_quantized_conv2d(x, w, bias, scale, NULL, o), *addend = NULL;
+    if (adds) {
+        addend = tensor_of_bytes(tn_shape(y), 4, dtype);
+        choose_addend(o, dtype);
+        y = tn_quantized_conv2d(x, w, bias, scale, addend, o);
+    }
     assert_true(tn_numel(y) <= MOST);
     assert_ok(tn_read(y, kernel, (size_t)tn_numel(y)));
     char *text = tn_explain_last();
     kernels += text && strstr(text, "quantized_conv2d");
     tn_text_free(text);
-    assert_ok(tn_read(compose_rounded(x, w, bias, scale, o), composed, (size_t)tn_numel(y)));
+    assert_ok(tn_read(compose_rounded(x, w, bias, scale, addend, o), composed, (size_t)tn_numel(y)));
     for (int64_t i = 0; i < tn_numel(y); i++)
         if (kernel[i] != composed[i])
             fail_msg("case %d: byte %lld is %d, not %d", n, (long long)i, kernel[i], composed[i]);
@@ -350,7 +375,7 @@ static void rounded_sums_are_those_of_the_composition(void **state) {
         o.outside = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
         o.zero = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
         choose_kernels(n / 2);
-        kernels += round_both(n, &o, x, w, dtype);
+        kernels += round_both(n, &o, x, w, dtype, n % 4 > 1);
     }
     if (!bytes_are_multiplied()) skip();
     assert_true(kernels > CASES / 2);
@@ -376,7 +401,7 @@ static void sums_that_are_no_numbers_become_the_least_byte(void **state) {
         tn_tensor *x = tn_zeros(TN_DIMS(1, FILTERS, 1, ACROSS), is_signed ? TN_I8 : TN_U8);
         tn_tensor *w = tn_ones(TN_DIMS(FILTERS, FILTERS / o.groups, 1, 1), TN_I8);
         tn_tensor *scale = tn_full(TN_DIMS(FILTERS), (double)INFINITY, TN_F32);
-        tn_tensor *y = tn_quantized_conv2d(x, w, tn_zeros(TN_DIMS(FILTERS), TN_I32), scale, &o);
+        tn_tensor *y = tn_quantized_conv2d(x, w, tn_zeros(TN_DIMS(FILTERS), TN_I32), scale, NULL, &o);
         assert_ok(tn_read(y, out, sizeof out));
         for (int i = 0; i < FILTERS * ACROSS; i++)
             if (out[i] != (uint8_t)least) fail_msg("case %d: byte %d is %d, not %d", n, i, out[i], (uint8_t)least);
@@ -406,11 +431,11 @@ static void permuted_images_take_the_kernel_too(void **state) {
         tn_tensor *x = tn_permute(rows, (int64_t[]){0, 3, 1, 2}, 4);
         tn_tensor *w = filters_of_bytes((int64_t[]){CHANNELS, CHANNELS / o.groups, 7, 7});
         tn_tensor *bias = tn_zeros(TN_DIMS(CHANNELS), TN_I32), *scale = tn_full(TN_DIMS(CHANNELS), 1e-3, TN_F32);
-        assert_ok(tn_read(tn_quantized_conv2d(x, w, bias, scale, &o), permuted, sizeof permuted));
+        assert_ok(tn_read(tn_quantized_conv2d(x, w, bias, scale, NULL, &o), permuted, sizeof permuted));
         assert_true(!there || explained_as("quantized_conv2d"));
         tn_tensor *copy = tn_contiguous(x);
         assert_ok(tn_eval(&copy, 1));
-        assert_ok(tn_read(tn_quantized_conv2d(copy, w, bias, scale, &o), dense, sizeof dense));
+        assert_ok(tn_read(tn_quantized_conv2d(copy, w, bias, scale, NULL, &o), dense, sizeof dense));
         assert_memory_equal(permuted, dense, sizeof dense);
     }
 }
@@ -443,8 +468,8 @@ static void greatest_bytes_are_those_of_floats(void **state) {
     }
 }
 
-/* A random convolution of x that keeps its size; depthwise ones too. */
-static tn_tensor *random_conv(const tn_tensor *x, int64_t filters, bool depthwise) {
+/* A random convolution of x that keeps its size; depthwise ones too. addend: NULL, or like its result. */
+static tn_tensor *random_conv_add(const tn_tensor *x, int64_t filters, bool depthwise, const tn_tensor *addend) {
     tn_quantized_conv2d_options o = TN_QUANTIZED_CONV2D_DEFAULTS;
     const bool is_signed = tn_dtype_of(x) == TN_I8;
     const int64_t side = random_below(2) ? 3 : 1, channels = tn_size(x, 1);
@@ -460,14 +485,25 @@ static tn_tensor *random_conv(const tn_tensor *x, int64_t filters, bool depthwis
         o.padding[d] = side / 2;
     o.outside = random_from(0, 100);
     o.zero = random_from(is_signed ? -20 : 0, 90);
+    if (addend) choose_addend(&o, tn_dtype_of(x));
     tn_tensor *w = tensor_of_bytes(TN_DIMS(filters, depthwise ? 1 : channels, side, side), TN_I8);
     return tn_quantized_conv2d(x, w, tn_from_data(biases, &filters, 1, TN_I32),
-                               tn_from_data(scales, &filters, 1, TN_F32), &o);
+                               tn_from_data(scales, &filters, 1, TN_F32), addend, &o);
+}
+
+static tn_tensor *random_conv(const tn_tensor *x, int64_t filters, bool depthwise) {
+    return random_conv_add(x, filters, depthwise, NULL);
 }
 
 static tn_tensor *half_of_sum(const tn_tensor *x, const tn_tensor *y) {
     tn_tensor *sum = tn_add(tn_cast(x, TN_F32), tn_cast(y, TN_F32));
     return tn_cast(tn_round(tn_mul_scalar(sum, 0.5)), tn_dtype_of(x));
+}
+
+/* x and another image, added by a program or by the convolution that makes the other one. */
+static tn_tensor *random_sum(int n, const tn_tensor *x, const tn_tensor *before, int64_t channels) {
+    if (n % 4 > 1) return random_conv_add(before, channels, false, x);
+    return half_of_sum(x, n % 4 ? before : random_conv(before, channels, false));
 }
 
 static tn_tensor *joined_convs(const tn_tensor *x, int64_t channels) {
@@ -488,7 +524,7 @@ static tn_tensor *make_block(int n, bool apart, int64_t channels) {
         tn_tensor *x = step[i - 1];
         step[i] = i == 1   ? random_conv(x, channels, false)
                   : i == 2 ? random_conv(x, 0, true)
-                  : i == 3 ? half_of_sum(x, n % 2 ? step[1] : random_conv(step[1], channels, false))
+                  : i == 3 ? random_sum(n, x, step[1], channels)
                   : i == 4 ? tn_max_pool2d(x, kernel, &o)
                   : i == 5 ? joined_convs(x, channels)
                            : random_conv(x, filters, false);
@@ -502,6 +538,27 @@ static int64_t run_block(int n, bool apart, int64_t channels, uint8_t *out) {
     tn_tensor *y = make_block(n, apart, channels);
     assert_ok(tn_read(y, out, (size_t)tn_numel(y)));
     return tn_numel(y);
+}
+
+/* Some channels of an image, which a convolution reads in their place; `apart`: that of an evaluated image. */
+static tn_tensor *conv_of_part(bool apart) {
+    TN_SCOPE;
+    random_state = 77;
+    tn_tensor *y = random_conv(tensor_of_bytes(TN_DIMS(1, 5, 11, 13), TN_U8), 16, false);
+    if (apart) assert_ok(tn_eval(&y, 1));
+    return tn_keep(random_conv(tn_narrow(y, 1, 4, 8), 8, false));
+}
+
+static void parts_of_images_are_read_as_planes(void **state) {
+    (void)state;
+    uint8_t bytes_of[2][8 * 11 * 13];
+    bytes_are_multiplied();
+    for (int k = 0; k < 2; k++) {
+        tn_tensor *y = conv_of_part(k);
+        assert_ok(tn_read(y, bytes_of[k], sizeof bytes_of[k]));
+        tn_free(y);
+    }
+    assert_memory_equal(bytes_of[0], bytes_of[1], sizeof bytes_of[0]);
 }
 
 static void images_in_words_have_the_bytes_of_planes(void **state) {
@@ -525,6 +582,7 @@ int main(void) {
         cmocka_unit_test(what_is_joined_is_what_is_not),
         cmocka_unit_test(greatest_bytes_are_those_of_floats),
         cmocka_unit_test(images_in_words_have_the_bytes_of_planes),
+        cmocka_unit_test(parts_of_images_are_read_as_planes),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
         cmocka_unit_test(sums_that_are_no_numbers_become_the_least_byte),
         cmocka_unit_test(permuted_images_take_the_kernel_too),

@@ -146,7 +146,7 @@ def unsorted(name):
 
 
 def between_bytes(name, kind):
-    """Convolutions, a sum, a list, pools and a product, each between DequantizeLinear and QuantizeLinear. kind: type of
+    """Convolutions, sums, a list, pools and a product, each between DequantizeLinear and QuantizeLinear. kind: type of
     the bytes; relu: with a Relu before rounding; bias: whose scale is not the product of the operands'; shared: what a
     convolution yields is read as floats as well."""
     import numpy as np
@@ -193,7 +193,11 @@ def between_bytes(name, kind):
     d = through("d", 0.023, middle)
     nodes.append(h.make_node("Add", [c, d], ["e"]))
     e = through("e", 0.037, middle)
-    nodes.append(h.make_node("Concat", [e, d], ["f"], axis=1))
+    nodes.append(h.make_node("Conv", [e, *filters("n", (24, 24, 1, 1), 0.037)], ["n"]))
+    n = through("n", 0.029, least + 90)
+    nodes.append(h.make_node("Add", [e, n], ["o"]))  # of a convolution that nothing else reads
+    o = through("o", 0.043, least if relu else middle, relu)
+    nodes.append(h.make_node("Concat", [o, d], ["f"], axis=1))
     f = through("f", 0.041, middle)
     nodes.append(h.make_node("MaxPool", [f], ["g"], kernel_shape=[2, 2], strides=[2, 2]))
     at_f = ["f_s", "f_z"]
