@@ -140,23 +140,15 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     if (of_columns(g, u) && in->fusion.loads > 0 && in->fusion.weight > 1) want_memory(g, x);
 }
 
-/* Whether v is a view of its input with the same shape and strides, such as a detached tensor. */
-static bool is_alias(const tn_graph_plan *g, const tn_value *v) {
-    const tn_value *in = v->n_in > 0 && v->in[0] >= 0 ? &g->values[v->in[0]] : NULL;
-    return in && tn_value_class(v) == TN_VIEW_OP && tn_same_shape(v->node, in->node) &&
-           memcmp(v->stride, in->stride, (size_t)v->node->rank * sizeof *v->stride) == 0;
-}
-
 /* Notes whether each element of v follows from one byte of another value, and the last bytes on the way to it. */
 static void note_byte(const tn_graph_plan *g, tn_value *v) {
     enum { MANY = 1 << 14 };
     v->fusion.byte = v->fusion.last_byte = -1;
     v->fusion.byte_work = 0;
-    if (!v->row || !g->binding->device->is_cpu || tn_value_numel(v) < MANY) return;
-    const bool alias = is_alias(g, v);
-    if (!alias && tn_value_class(v) != TN_ELEMENTWISE) return;
+    if (!v->row || !g->binding->device->is_cpu || tn_value_class(v) != TN_ELEMENTWISE || tn_value_numel(v) < MANY)
+        return;
     int source = -1, last = -1;
-    float work = alias ? 0.0f : 1.0f + (float)v->row->impl->flops;
+    float work = 1.0f + (float)v->row->impl->flops;
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
         if (!in || tn_value_numel(in) == 1) continue;
@@ -168,7 +160,7 @@ static void note_byte(const tn_graph_plan *g, tn_value *v) {
     }
     v->fusion.byte = source;
     v->fusion.byte_work = work;
-    v->fusion.last_byte = source >= 0 && !alias && tn_dtype_is_byte(v->node->dtype) ? (int)(v - g->values) : last;
+    v->fusion.last_byte = source >= 0 && tn_dtype_is_byte(v->node->dtype) ? (int)(v - g->values) : last;
 }
 
 /* If other values than functions of one byte read `value`, such a function: bytes that follow from bytes by many

@@ -231,9 +231,21 @@ static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
     return v->offset == 0 && tn_value_numel(v) == tn_value_numel(root) && tn_value_dense(v);
 }
 
+/* Whether n is a view of all of v's elements where they are, such as a detached tensor. */
+static bool is_alias(const tn_node *n, const tn_value *v) {
+    int64_t offset, stride[TN_MAX_RANK];
+    const size_t rank = n->rank;
+    if (!(n->flags & TN_NODE_VIEW) || (n->flags & TN_NODE_VARIES) || tn_op_has(n, TN_FACT_GATE)) return false;
+    if (n->dtype != v->node->dtype || !tn_same_shape(n, v->node)) return false;
+    tn_node_layout(n, &offset, stride);
+    return offset == v->offset && memcmp(stride, v->stride, rank * sizeof *stride) == 0 &&
+           memcmp(n->symbol, v->node->symbol, rank * sizeof *n->symbol) == 0;
+}
+
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
     bool same = tn_op_has(n, TN_FACT_COPY) || (tn_op_has(n, TN_FACT_CAST) && n->dtype == n->in[0]->dtype);
-    if (same && !g->expansions.copying && value_whole(g, &g->values[in[0]])) {
+    same = same && !g->expansions.copying && value_whole(g, &g->values[in[0]]);
+    if (same || (n_in > 0 && in[0] >= 0 && is_alias(n, &g->values[in[0]]))) {
         *id = in[0]; /* in order already, and of this type */
         return tn_map_put(&g->value_of, n, *id);
     }

@@ -549,6 +549,22 @@ static tn_tensor *conv_of_part(bool apart) {
     return tn_keep(random_conv(tn_narrow(y, 1, 4, 8), 8, false));
 }
 
+/* A view of the same elements is no other layout. */
+static tn_tensor *conv_of_detached(void) {
+    TN_SCOPE;
+    tn_tensor *y = random_conv(tensor_of_bytes(TN_DIMS(1, 5, 11, 13), TN_U8), 16, false);
+    return tn_keep(random_conv(tn_detach(y), 8, false));
+}
+
+static void detached_images_lie_in_words(void **state) {
+    (void)state;
+    const bool there = bytes_are_multiplied();
+    tn_tensor *y = conv_of_detached();
+    assert_ok(tn_eval(&y, 1));
+    assert_true(!there || explained_as("in words of channels"));
+    tn_free(y);
+}
+
 static void parts_of_images_are_read_as_planes(void **state) {
     (void)state;
     uint8_t bytes_of[2][8 * 11 * 13];
@@ -583,6 +599,7 @@ int main(void) {
         cmocka_unit_test(greatest_bytes_are_those_of_floats),
         cmocka_unit_test(images_in_words_have_the_bytes_of_planes),
         cmocka_unit_test(parts_of_images_are_read_as_planes),
+        cmocka_unit_test(detached_images_lie_in_words),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
         cmocka_unit_test(sums_that_are_no_numbers_become_the_least_byte),
         cmocka_unit_test(permuted_images_take_the_kernel_too),
