@@ -13,8 +13,9 @@
  *   - The element-wise group after a product or convolution becomes its epilogue, unless a vendor library computes it.
  *   - Pooling becomes the last step of the convolution before it, if that has an epilogue and nothing else uses its
  *     result.
- *   - On the CPU, a tensor of bytes from which other bytes are computed by many operations is a group of its own. Its
- *     readers compute 256 results and look them up (kir/vm_table.c).
+ *   - On the CPU, a tensor of bytes from which other bytes are computed by many operations is a group of its own, and
+ *     so are those bytes. Readers compute 256 results and look them up (kir/vm_table.c). Dear bytes whose rows are
+ *     reduced are a group of their own too.
  *   - Everything else is a group of its own.
  * Users are visited before their operands, so all uses of a value are known when it is visited. Joins are decided on
  * shapes. If an index does not fit, lowering reports the value, and fusing starts again with that value separate. */
@@ -163,6 +164,11 @@ static void note_byte(const tn_graph_plan *g, tn_value *v) {
     v->fusion.last_byte = source >= 0 && tn_dtype_is_byte(v->node->dtype) ? (int)(v - g->values) : last;
 }
 
+static void store_alone(tn_graph_plan *g, int value) {
+    want_memory(g, value);
+    g->values[g->values[value].root].fusion.apart = true;
+}
+
 /* If other values than functions of one byte read `value`, such a function: bytes that follow from bytes by many
  * operations are stored, and so are those, in groups of their own. 256 results are then computed and looked up
  * (kir/vm_table.c), instead of one for each element. */
@@ -170,16 +176,19 @@ static void store_bytes(tn_graph_plan *g, int value) {
     enum { DEAR = 40 };
     const int ends[] = {g->values[value].fusion.last_byte, g->values[value].fusion.byte};
     if (ends[0] < 0 || g->values[ends[0]].fusion.byte_work < DEAR) return;
-    for (int k = 0; k < 2; k++) {
-        want_memory(g, ends[k]);
-        g->values[g->values[ends[k]].root].fusion.looked_up = true;
-    }
+    for (int k = 0; k < 2; k++)
+        store_alone(g, ends[k]);
 }
+
+/* Notes functions of bytes, and the bytes of which rows are reduced: norms pass over them several times, and would
+ * compute them in each pass. */
 
 static void find_bytes(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         note_byte(g, v);
+        const int reduced = tn_value_class(v) == TN_REDUCTION && over_dims(v) ? g->values[v->in[0]].fusion.byte : -1;
+        if (reduced >= 0) g->values[g->values[reduced].root].fusion.reduced = true;
         if (v->output >= 0) store_bytes(g, (int)i);
         for (int k = 0; k < v->n_in; k++)
             if (v->in[k] >= 0 && g->values[v->in[k]].fusion.byte != v->fusion.byte) store_bytes(g, v->in[k]);
@@ -189,7 +198,7 @@ static void find_bytes(tn_graph_plan *g) {
 static void weigh_fusion(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         g->values[i].fusion.wants_memory = g->values[i].memory.into >= 0;
-        g->values[i].fusion.heavy = g->values[i].fusion.looked_up = false;
+        g->values[i].fusion.heavy = g->values[i].fusion.apart = g->values[i].fusion.reduced = false;
     }
     if (g->checked.count) tn_want_checked(g);
     find_bytes(g);
@@ -219,6 +228,7 @@ static void weigh_fusion(tn_graph_plan *g) {
         /* Many operands with many loads each (joined tensors): each of them is made first. */
         for (int k = 0; loads > KIR_MAX_BUFFERS - FREE_BUFFERS && k < v->n_in; k++)
             if (v->in[k] >= 0 && g->values[v->in[k]].fusion.loads > 1) want_memory(g, v->in[k]);
+        if (v->fusion.reduced && weight > SPREAD_WEIGHT) store_alone(g, (int)i);
         if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
             const bool wanted = g->values[v->root].fusion.wants_memory;
             want_memory(g, (int)i);
@@ -460,7 +470,7 @@ static bool keeps_operands(const tn_graph_plan *g, const tn_group *to, const tn_
 static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_value *v = &g->values[value];
     const tn_group *to = &g->groups[group];
-    if (v->alone || v->fusion.looked_up || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v))
+    if (v->alone || v->fusion.apart || v->by.vendor || has_zero_extent(v->node) || keeps_operands(g, to, v))
         return false;
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].by.vendor) return false;

@@ -131,7 +131,8 @@ typedef struct tn_value {
         size_t pull_capacity;
         bool wants_memory; /* some user can only read it from memory, or … */
         bool heavy;        /* … only its program would be too large: a group that computes it need not store it */
-        bool looked_up;    /* bytes whose readers look their results up: no group of a reader computes them */
+        bool apart;        /* bytes that groups of readers do not compute: these look results up, or pass over rows */
+        bool reduced;      /* bytes on whose functions a reduction of rows depends */
         int byte;          /* each element follows from one byte of this value; -1: of none */
         int last_byte;     /* the last bytes on the way from that byte to this value; -1: none */
         float byte_work;   /* operations from that byte to this value */

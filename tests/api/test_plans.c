@@ -610,6 +610,29 @@ static void sums_of_looked_up_bytes_read_bytes(void **state) {
     tn_free(x);
 }
 
+/* A norm passes over its rows several times: bytes that many operations make are computed once, in another kernel. */
+static void norms_read_dear_bytes(void **state) {
+    (void)state;
+    enum { LINES = 48, NUMBERS = 500 };
+    static float together[LINES * NUMBERS], apart[LINES * NUMBERS];
+    TN_SCOPE;
+    tn_tensor *x = evaluated(tn_randn(TN_DIMS(LINES, NUMBERS)));
+    for (int k = 0; k < 2; k++) {
+        tn_tensor *normed;
+        {
+            TN_SCOPE;
+            tn_tensor *y = as_byte(tn_tanh(tn_mul_scalar(x, 2)));
+            if (k) assert_ok(tn_eval(&y, 1));
+            normed = tn_keep(tn_layer_norm(as_number(y), TN_DIMS(NUMBERS), NULL, NULL, NULL));
+        }
+        assert_ok(tn_read(normed, k ? apart : together, sizeof apart));
+        tn_free(normed);
+        if (!k) assert_int_equal(kernels_in_last_plan(), 2);
+    }
+    assert_memory_equal(together, apart, sizeof apart);
+    tn_free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_step_is_planned_once),
@@ -624,6 +647,7 @@ int main(void) {
         cmocka_unit_test(cleared_plans_leave_no_memory),
         cmocka_unit_test(a_dear_function_of_a_byte_is_a_kernel),
         cmocka_unit_test(sums_of_looked_up_bytes_read_bytes),
+        cmocka_unit_test(norms_read_dear_bytes),
         cmocka_unit_test(plans_are_bounded_in_bytes),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
