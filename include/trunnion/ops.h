@@ -958,6 +958,18 @@ TN_API tn_tensor *tn_mm(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: i8, u8 → i32. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_int_mm(const tn_tensor *x, const tn_tensor *y);
 
+/* int_mm's sums as bytes of x's dtype: round((sum + bias) · scale) + zero, saturated, NaN as the least one; the sums
+ * are i32, the rest f32, rounded to the nearest number, ties to even. bias (i32) and scale (f32) have a number for
+ * each column.
+ * Dtypes: i8, u8 → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE, TN_ERR_DTYPE. */
+typedef struct tn_quantized_mm_options {
+    size_t struct_size;
+    int64_t zero; /* default 0 */
+} tn_quantized_mm_options;
+#define TN_QUANTIZED_MM_DEFAULTS {TN_OPTIONS_SIZE(tn_quantized_mm_options, zero), 0}
+TN_API tn_tensor *tn_quantized_mm(const tn_tensor *x, const tn_tensor *y, const tn_tensor *bias,
+                                  const tn_tensor *scale, const tn_quantized_mm_options *o);
+
 /* Products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bmm(const tn_tensor *x, const tn_tensor *y);
@@ -1850,6 +1862,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_prelu(...) (tn_at(__FILE__, __LINE__), tn_prelu(__VA_ARGS__))
 #define tn_prod(...) (tn_at(__FILE__, __LINE__), tn_prod(__VA_ARGS__))
 #define tn_quantized_conv2d(...) (tn_at(__FILE__, __LINE__), tn_quantized_conv2d(__VA_ARGS__))
+#define tn_quantized_mm(...) (tn_at(__FILE__, __LINE__), tn_quantized_mm(__VA_ARGS__))
 #define tn_rand(...) (tn_at(__FILE__, __LINE__), tn_rand(__VA_ARGS__))
 #define tn_randint(...) (tn_at(__FILE__, __LINE__), tn_randint(__VA_ARGS__))
 #define tn_randn(...) (tn_at(__FILE__, __LINE__), tn_randn(__VA_ARGS__))

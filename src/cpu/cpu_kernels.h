@@ -113,6 +113,9 @@ typedef struct tn_gemm_args {
     tn_gemm_way way;
     tn_dtype a_dtype, b_dtype; /* of products in i32: TN_I8 or TN_U8 */
     bool wide;                 /* of f16 and bf16: C is f32, and nothing is rounded */
+    /* Of products in i32, if tn_gemm_takes_quads: C's columns are channels, its sums are rounded to bytes, whose rows
+     * are contiguous. No addend. NULL: C is i32. */
+    const tn_byte_rounding *rounding;
 } tn_gemm_args;
 
 /* For products in i32, TN_I8: with quads (TN_I32: without). */

@@ -455,8 +455,23 @@ static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at,
             c[i * matrix->row_stride + j * matrix->col_stride] = block[i * BLOCK_LD + j];
 }
 
+/* Sums of bytes, as bytes. */
+static void round_block(const gemm *g, const int64_t *batch, box at, const real *block) {
+    const tn_matrix *c = &g->args.c;
+    g->with->bytes->round(&(byte_result){.rounding = g->args.rounding,
+                                         .channel = at.col,
+                                         .from = (const int32_t *)(const void *)block,
+                                         .from_row = BLOCK_LD,
+                                         .to = address(c, 1, batch, at.row, at.col),
+                                         .row = c->row_stride,
+                                         .channels = at.cols,
+                                         .pixels = at.rows});
+}
+
 static void finish_block(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
-    if (g->args.c.fused.vm && !g->begins)
+    if (g->args.rounding)
+        round_block(g, batch, at, block);
+    else if (g->args.c.fused.vm && !g->begins)
         fused_call_run(&p->c, batch, at, block);
     else
         copy_out(g, p, batch, at, block);

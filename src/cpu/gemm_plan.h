@@ -399,7 +399,8 @@ static void plan_gemm(gemm *g, const tile_set *with, const tn_gemm_args *args, t
         g->args.c.row_stride = x->c.fused.epilogue_ops->to.row;
         g->args.c.col_stride = 1;
     }
-    g->direct = g->ends || ((!x->c.fused.vm || g->begins) && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
+    g->direct = g->ends ||
+                ((!x->c.fused.vm || g->begins) && x->c.col_stride == 1 && !is_half(dtype) && !g->whole && !x->rounding);
     choose_blocks(g);
     choose_memory(g);
 }

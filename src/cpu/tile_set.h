@@ -154,7 +154,7 @@ typedef struct result_block {
 /* ---- sums of bytes as bytes -------------------------------------------------------------------------------------- */
 
 /* Rounds sums, which lie side by side for each pixel, of `channels` channels from `channel` on. The bytes go to planes
- * of channels, or to planes of words of four channels (rounding->words). */
+ * of channels, to planes of words of four channels (rounding->words), or side by side too (row). */
 typedef struct byte_result {
     const struct tn_byte_rounding *rounding;
     int64_t channel;
@@ -162,6 +162,7 @@ typedef struct byte_result {
     int64_t from_row;
     uint8_t *to;
     const uint8_t *addend; /* of rounding->addend, at the place of `to` */
+    int64_t row;           /* bytes from pixel to pixel of which channels are side by side; 0: planes */
     int64_t plane, channels, pixels;
 } byte_result;
 

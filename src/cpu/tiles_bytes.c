@@ -37,14 +37,14 @@ static uint8_t rounded(const tn_byte_rounding *r, int64_t channel, int32_t sum) 
     return byte_of(r, r->zero, (float)biased * r->scale[channel]);
 }
 
-/* Results lie in planes of channels, or in words of four channels: that decides where a channel begins, and the
- * distance of its bytes. */
+/* The layout of results decides where a channel begins, and the distance of its bytes. */
 static void round_some(const byte_result *r, int64_t channel, int64_t channels, int64_t pixel, int64_t pixels) {
     const bool words = r->rounding->words;
+    const int64_t step = r->row ? r->row : words ? QUAD : 1;
     for (int64_t c = channel; c < channel + channels; c++) {
-        uint8_t *to = words ? r->to + c / QUAD * QUAD * r->plane + c % QUAD : r->to + c * r->plane;
+        uint8_t *to = r->row ? r->to + c : words ? r->to + c / QUAD * QUAD * r->plane + c % QUAD : r->to + c * r->plane;
         for (int64_t p = pixel; p < pixel + pixels; p++)
-            to[words ? p * QUAD : p] = rounded(r->rounding, r->channel + c, r->from[p * r->from_row + c]);
+            to[p * step] = rounded(r->rounding, r->channel + c, r->from[p * r->from_row + c]);
     }
 }
 
@@ -56,6 +56,7 @@ typedef __m512 float_vec;
 #define BYTE_OP(name) _mm512_##name
 #define LOAD_WORDS(p) _mm512_loadu_si512(p)
 #define STORE_BYTES(p, x) _mm512_storeu_si512(p, x)
+#define PERMUTE_WORDS(x, order) _mm512_permutexvar_epi32(order, x)
 #define SPREAD_PIECE_OF(x) _mm512_broadcast_i32x4(x)
 #define ADD_PRODUCTS(c, a, b, narrow) _mm512_dpbusd_epi32(c, a, b)
 #define GATHER_WORDS(p, index) _mm512_i32gather_epi32(index, p, QUAD)
@@ -68,6 +69,7 @@ typedef __m256 float_vec;
 #define BYTE_OP(name) _mm256_##name
 #define LOAD_WORDS(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define STORE_BYTES(p, x) _mm256_storeu_si256((__m256i *)(void *)(p), x)
+#define PERMUTE_WORDS(x, order) _mm256_permutevar8x32_epi32(x, order)
 #define SPREAD_PIECE_OF(x) _mm256_broadcastsi128_si256(x)
 #define GATHER_WORDS(p, index) _mm256_i32gather_epi32((const int *)(const void *)(p), index, QUAD)
 #define XOR_BITS(a, b) _mm256_xor_si256(a, b)
@@ -107,6 +109,10 @@ VEC_INLINE byte_vec to_integers(const rounding_vec *r, float_vec x) {
     return BYTE_OP(cvtps_epi32)(BYTE_OP(min_ps)(r->most, x)); /* min returns its second operand if one is NaN */
 }
 
+VEC_INLINE byte_vec round_sums(const rounding_vec *r, byte_vec sum) {
+    return to_integers(r, BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(BYTE_OP(add_epi32)(sum, r->bias)), r->scale));
+}
+
 VEC_INLINE byte_vec pack_two(const rounding_vec *r, byte_vec a, byte_vec b) {
     return BYTE_OP(adds_epi16)(BYTE_OP(packs_epi32)(a, b), r->zero);
 }
@@ -120,10 +126,8 @@ VEC_INLINE byte_vec pack_four(const rounding_vec *r, const byte_vec y[4]) {
 VEC_INLINE byte_vec round_four(const rounding_vec *r, const byte_vec sum[4]) {
     byte_vec y[4];
     VEC_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const byte_vec biased = BYTE_OP(add_epi32)(sum[i], r->bias);
-        y[i] = to_integers(r, BYTE_OP(mul_ps)(BYTE_OP(cvtepi32_ps)(biased), r->scale));
-    }
+    for (int i = 0; i < 4; i++)
+        y[i] = round_sums(r, sum[i]);
     return pack_four(r, y);
 }
 
@@ -222,6 +226,30 @@ static void round_to_planes(const byte_result *r) {
     round_some(r, whole, r->channels - whole, 0, r->pixels);
 }
 
+/* Four vectors of channels of a pixel, side by side: words of the pieces of pack_four in the order of channels. */
+VEC_INLINE byte_vec round_beside(rounding_vec *with, const byte_result *r, int64_t channel, const int32_t *from) {
+    static const int32_t order[] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15},
+                         half[] = {0, 4, 1, 5, 2, 6, 3, 7};
+    byte_vec y[4];
+    VEC_UNROLL
+    for (int i = 0; i < 4; i++) {
+        with->bias = LOAD_WORDS(r->rounding->bias + r->channel + channel + i * WORDS);
+        with->scale = BYTE_OP(loadu_ps)(r->rounding->scale + r->channel + channel + i * WORDS);
+        y[i] = round_sums(with, LOAD_WORDS(from + i * WORDS));
+    }
+    return PERMUTE_WORDS(pack_four(with, y), LOAD_WORDS(WORDS == 16 ? order : half));
+}
+
+static void round_to_rows(const byte_result *r) {
+    rounding_vec with = spread(r->rounding, r->rounding->zero);
+    const int64_t whole = r->channels / VEC_BYTES * VEC_BYTES;
+    for (int64_t pixel = 0; pixel < r->pixels; pixel++)
+        for (int64_t channel = 0; channel < whole; channel += VEC_BYTES)
+            STORE_BYTES(r->to + pixel * r->row + channel,
+                        round_beside(&with, r, channel, r->from + pixel * r->from_row + channel));
+    round_some(r, whole, r->channels - whole, 0, r->pixels);
+}
+
 /* Numbers of one operand of a sum: bytes of each word less `zero`, times `scale`. */
 typedef struct operand_vec {
     byte_vec zero;
@@ -264,8 +292,10 @@ static void add_run(const tn_byte_rounding *r, uint8_t *to, const uint8_t *adden
     }
 }
 
-static void round_planes_or_words(const byte_result *r) {
-    if (!r->rounding->words)
+static void round_sums_of(const byte_result *r) {
+    if (r->row)
+        round_to_rows(r);
+    else if (!r->rounding->words)
         round_to_planes(r);
     else if (r->pixels >= PIXELS)
         round_to_words(r);
@@ -285,12 +315,12 @@ static void add_run(const tn_byte_rounding *r, uint8_t *to, const uint8_t *adden
     }
 }
 
-static void round_planes_or_words(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
+static void round_sums_of(const byte_result *r) { round_some(r, 0, r->channels, 0, r->pixels); }
 #endif
 
 static void round_to_bytes(const byte_result *r) {
     const int64_t together = r->rounding->words ? QUAD : 1, planes = tn_ceil_div(r->channels, together);
-    round_planes_or_words(r);
+    round_sums_of(r);
     if (!r->addend) return;
     const bool follow = r->pixels == r->plane; /* planes, without gaps */
     for (int64_t n = 0; n < (follow ? 1 : planes); n++) {

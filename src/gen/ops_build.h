@@ -112,6 +112,7 @@ enum { TN_NANSUM_DIMS = 0 };
 enum { TN_NANMEAN_DIMS = 0 };
 enum { TN_MAX_DIM = 0, TN_MAX_KEEPDIM = 1 };
 enum { TN_MIN_DIM = 0, TN_MIN_KEEPDIM = 1 };
+enum { TN_QUANTIZED_MM_ZERO = 0 };
 enum { TN_ADDMM_BETA = 0, TN_ADDMM_ALPHA = 1 };
 enum { TN_BADDBMM_BETA = 0, TN_BADDBMM_ALPHA = 1 };
 enum { TN_GEMM_ALPHA = 0, TN_GEMM_BETA = 1, TN_GEMM_TRANS_X = 0, TN_GEMM_TRANS_Y = 1 };
@@ -419,6 +420,8 @@ tn_node *tn_b_matmul_wide(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_int_mm(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_quantized_mm(tn_build *b, tn_node *x, tn_node *y, tn_node *bias, tn_node *scale,
+                           const tn_quantized_mm_options *o);
 tn_node *tn_b_bmm(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_mv(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_dot(tn_build *b, tn_node *x, tn_node *y);

@@ -342,31 +342,31 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
     tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
     tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min, tn_impl_matmul_batched,
-    tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot,
-    tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
-    tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
-    tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_lu_packed, tn_impl_linalg_qr_packed,
-    tn_impl_linalg_eigh_packed, tn_impl_linalg_eig_packed, tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky,
-    tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv, tn_impl_linalg_det,
-    tn_impl_linalg_eigvalsh, tn_impl_linalg_eigvals, tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6,
-    tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu,
-    tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu,
-    tn_impl_glu, tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink, tn_impl_softshrink,
-    tn_impl_threshold, tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize,
-    tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm,
-    tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_quantized_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad,
-    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d,
-    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
-    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_lstm_rows, tn_impl_lstm_gradient,
-    tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient, tn_impl_gru_steps, tn_impl_dequantize,
-    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows,
-    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
-    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
-    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss,
-    tn_impl_soft_margin_loss, tn_impl_hinge_embedding_loss, tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss,
-    tn_impl_gaussian_nll_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits,
-    tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_quantized_mm, tn_impl_bmm, tn_impl_mv,
+    tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv,
+    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems,
+    tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_lu_packed,
+    tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_eig_packed, tn_impl_linalg_svd_packed,
+    tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv,
+    tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_eigvals, tn_impl_linalg_svdvals, tn_impl_relu,
+    tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu,
+    tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid,
+    tn_impl_gelu, tn_impl_glu, tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink,
+    tn_impl_softshrink, tn_impl_threshold, tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
+    tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
+    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
+    tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_quantized_conv2d,
+    tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
+    tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows,
+    tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
+    tn_impl_lstm_rows, tn_impl_lstm_gradient, tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient,
+    tn_impl_gru_steps, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts,
+    tn_impl_linear_experts_rows, tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention,
+    tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal,
+    tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss,
+    tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_soft_margin_loss, tn_impl_hinge_embedding_loss,
+    tn_impl_margin_ranking_loss, tn_impl_poisson_nll_loss, tn_impl_gaussian_nll_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg, TN_AUTOCAST_NONE},
@@ -735,6 +735,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_MATMUL] = {"matmul", TN_COMPOSED, "(Tensor x, Tensor y)", "MatMul", &tn_impl_matmul, TN_AUTOCAST_LOW},
     [TN_OP_MM] = {"mm", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_mm, TN_AUTOCAST_LOW},
     [TN_OP_INT_MM] = {"int_mm", TN_KERNEL, "(Tensor x, Tensor y)", "MatMulInteger", &tn_impl_int_mm, TN_AUTOCAST_NONE},
+    [TN_OP_QUANTIZED_MM] = {"quantized_mm", TN_KERNEL,
+        "(Tensor x, Tensor y, Tensor bias, Tensor scale, *, int zero=0)",
+        "", &tn_impl_quantized_mm, TN_AUTOCAST_NONE},
     [TN_OP_BMM] = {"bmm", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_bmm, TN_AUTOCAST_LOW},
     [TN_OP_MV] = {"mv", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_mv, TN_AUTOCAST_LOW},
     [TN_OP_DOT] = {"dot", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_dot, TN_AUTOCAST_NONE},
@@ -2126,6 +2129,16 @@ tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, 
 
 tn_tensor *(tn_int_mm)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_INT_MM); }
 tn_node *tn_b_int_mm(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_INT_MM); }
+
+static const maker make_quantized_mm = {TN_OP_QUANTIZED_MM, (uint16_t)TN_OPTIONS_SIZE(tn_quantized_mm_options, zero), "ttttoic"};
+tn_tensor *(tn_quantized_mm)(const tn_tensor *x, const tn_tensor *y, const tn_tensor *bias, const tn_tensor *scale,
+                             const tn_quantized_mm_options *o) {
+    return record(&make_quantized_mm, x, y, bias, scale, (const void *)o);
+}
+tn_node *tn_b_quantized_mm(tn_build *b, tn_node *x, tn_node *y, tn_node *bias, tn_node *scale,
+                           const tn_quantized_mm_options *o) {
+    return build(b, &make_quantized_mm, x, y, bias, scale, (const void *)o);
+}
 
 tn_tensor *(tn_bmm)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_BMM); }
 tn_node *tn_b_bmm(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_BMM); }

@@ -606,12 +606,32 @@ static tn_status run_to_float(onnx_call *c) {
 
 static tn_tensor *transposed(const tn_tensor *x) { return tn_t(x); }
 
+/* With ONNX Runtime's one multiplication by a_scale b_scale / y_scale; *y stays NULL where the product does not allow
+ * that. */
+static tn_status rounded_gemm(const onnx_call *c, tn_tensor **y) {
+    enum { B = 3, Y_SCALE = 7 };
+    static const int order[] = {0, 1, 2, B, 4, 5, Y_SCALE, 8, 6}; /* of QLinearMatMul's inputs, and the bias */
+    onnx_value *in[TN_COUNT(order)];
+    onnx_call product = *c;
+    if (!onnx_has(c, Y_SCALE) || onnx_int(c, "transA", 0) || onnx_float(c, "alpha", 1) != 1) return TN_OK;
+    for (size_t i = 0; i < TN_COUNT(order); i++)
+        in[i] = onnx_has(c, order[i]) ? c->in[order[i]] : NULL;
+    if (onnx_int(c, "transB", 0)) {
+        (void)onnx_derived(c, B, ONNX_TRANSPOSED, transposed);
+        in[3] = c->in[B]->derived[ONNX_TRANSPOSED];
+        if (!in[3]) return TN_OK;
+    }
+    product.in = in;
+    product.in_count = TN_COUNT(order);
+    return onnx_matmul_rounded(&product, y);
+}
+
 /* alpha (A − a_zero)(B − b_zero) a_scale b_scale, to whose sums C (i32) is added; rounded to bytes where the node has a
  * scale of the result. */
 static tn_status run_gemm_of_bytes(onnx_call *c) {
     enum { A, A_SCALE, A_ZERO, B, B_SCALE, B_ZERO, C, Y_SCALE, Y_ZERO };
     dressed d = {.c = c};
-    tn_tensor *y;
+    tn_tensor *y = NULL;
     if (!onnx_wants(c, 0)) return TN_OK;
     TRY(need_fused(c, A, C));
     TRY(onnx_check_zero(c, A_ZERO, A));
@@ -623,6 +643,8 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     if (onnx_has(c, Y_ZERO)) TRY(onnx_check_zero(c, Y_ZERO, A));
     if (onnx_has(c, C) && onnx_in_type(c, C) != ONNX_INT32)
         return onnx_refuse(c, "input %d must be INT32, not %s", C, onnx_types[onnx_in_type(c, C)].name);
+    TRY(rounded_gemm(c, &y));
+    if (y) return onnx_put(c, 0, y);
     if (onnx_int(c, "transA", 0))
         TRY(give_tensor(&d, tn_t(onnx_in(c, A))));
     else

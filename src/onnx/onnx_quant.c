@@ -317,6 +317,78 @@ static tn_tensor *constant_ratio(const onnx_call *c, const tn_tensor *b_scale) {
     return onnx_from_doubles(b, tn_shape(b_scale), tn_rank(b_scale), TN_F32);
 }
 
+/* Σ (x − zero)·w + bias is Σ x·w plus a number for each filter or column, and a group of constants has these once. */
+typedef struct rounding {
+    onnx_value *bias, *scale; /* NULL: scales are not finite */
+} rounding;
+
+static void drop_rounding(void *data) {
+    rounding *r = data;
+    onnx_value_release(r->bias);
+    onnx_value_release(r->scale);
+    tn_mem_free(r);
+}
+
+/* One number for each filter, or column of a matrix. */
+static tn_tensor *for_filters(const tn_tensor *t, int64_t filters) {
+    return tn_expand(tn_reshape(t, (int64_t[]){tn_numel(t)}, 1), &filters, 1);
+}
+
+static tn_status fill_rounding(const onnx_call *c, rounding *r) {
+    const tn_tensor *weight = onnx_in(c, 3);
+    const bool matrix = tn_rank(weight) == 2;
+    const int64_t filters = tn_size(weight, matrix);
+    int64_t zero;
+    TRY(onnx_read_int(c, 2, 0, &zero));
+    weight = matrix ? tn_t(weight) : tn_flatten(weight, 1, -1);
+    const tn_tensor *sums = tn_sum(tn_cast(weight, TN_I32), &(int64_t){1}, 1, false);
+    const tn_tensor *bias = tn_mul(tn_cast(sums, TN_I32), tn_full(NULL, 0, -(double)zero, TN_I32));
+    if (onnx_has(c, 8)) bias = tn_add(bias, onnx_in(c, 8));
+    tn_tensor *ratio = constant_ratio(c, onnx_in(c, B_SCALE));
+    if (!ratio || tn_item(tn_all(tn_isfinite(ratio), TN_ALL, false)) == 0) return TN_OK;
+    tn_tensor *made[] = {tn_contiguous(for_filters(bias, filters)), tn_contiguous(for_filters(ratio, filters))};
+    TRY(tn_eval(made, 2));
+    r->bias = onnx_value_tensor(tn_detach(made[0]), ONNX_INT32);
+    r->scale = onnx_value_tensor(tn_detach(made[1]), ONNX_FLOAT);
+    return r->bias && r->scale ? TN_OK : tn_error_code();
+}
+
+static tn_status make_rounding(const onnx_call *c, void **data) {
+    rounding *r = tn_mem_zalloc(1, sizeof *r);
+    tn_status status = r ? fill_rounding(c, r) : TN_ERR_MEMORY;
+    if (status == TN_OK) return *data = r, TN_OK;
+    if (r) drop_rounding(r);
+    return status;
+}
+
+/* Largest distance of a weight's zero points from the middle of their range; −1: unknown. */
+static int64_t zero_off(const onnx_call *c, int zero, double centre) {
+    double *list = NULL, most = fabs(centre);
+    int64_t count = 0;
+    if (!onnx_has(c, zero)) return (int64_t)most;
+    if (c->in[zero]->fixed != ONNX_CONSTANT || onnx_read_floats(c, zero, &list, &count, MOST_FILTERS) != TN_OK)
+        return -1;
+    most = 0;
+    for (int64_t i = 0; i < count; i++)
+        most = fmax(most, fabs(list[i] - centre));
+    tn_mem_free(list);
+    return (int64_t)most;
+}
+
+/* Whether all inputs but the image or the first matrix, and an addend, are constants. */
+static bool rounds_by_constants(const onnx_call *c) {
+    bool constant = !onnx_is_in_function(c);
+    for (int i = A_SCALE; i <= SUM_ZERO; i++)
+        constant = constant && (i == ADDEND || !onnx_has(c, i) || c->in[i]->fixed == ONNX_CONSTANT);
+    return constant;
+}
+
+static tn_status check_scales(const onnx_call *c) {
+    TRY(onnx_check_scale(c, A_SCALE, false));
+    TRY(onnx_check_scale(c, B_SCALE, false));
+    return onnx_check_scale(c, Y_SCALE, true);
+}
+
 /* Sums as numbers of the output's scale; the scales of the operands broadcast to the sums. */
 static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a_scale, const tn_tensor *b_scale) {
     tn_tensor *ratio = constant_ratio(c, b_scale);
@@ -326,15 +398,48 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a
     tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
     onnx_type type = onnx_in_type(c, Y_ZERO);
     if (!quantises_to(type)) return onnx_refuse(c, "cannot quantize to %s", onnx_types[type].name);
-    TRY(onnx_check_scale(c, A_SCALE, false));
-    TRY(onnx_check_scale(c, B_SCALE, false));
-    TRY(onnx_check_scale(c, Y_SCALE, true));
+    TRY(check_scales(c));
     return onnx_put_typed(c, 0, onnx_rounded(c, y, onnx_in(c, Y_ZERO), type), type);
 }
 
+/* One number, or a line of one a column. */
+static bool is_line(const onnx_call *c, int i, int64_t columns) {
+    const tn_tensor *t = onnx_optional(c, i);
+    return !t || tn_numel(t) == 1 || (tn_numel(t) == columns && tn_size(t, -1) == columns);
+}
+
+tn_status onnx_matmul_rounded(const onnx_call *c, tn_tensor **y) {
+    enum { A_ZERO = 2, B = 3, B_ZERO = 5, BIAS = 8 };
+    const tn_tensor *a = onnx_in(c, 0), *b = onnx_in(c, B);
+    const rounding *r;
+    if (!rounds_by_constants(c)) return TN_OK;
+    TRY(tn_status_of(a));
+    TRY(tn_status_of(b));
+    const int rank = tn_rank(a);
+    if (tn_dtype_of(a) != TN_U8 || tn_dtype_of(b) != TN_I8 || rank < 2 || tn_rank(b) != 2 || tn_numel(a) == 0 ||
+        zero_off(c, B_ZERO, 0) != 0 || (onnx_has(c, Y_ZERO) && onnx_in_type(c, Y_ZERO) != ONNX_UINT8) ||
+        !is_line(c, A_ZERO, 1) || !is_line(c, B_SCALE, tn_size(b, 1)) || !is_line(c, BIAS, tn_size(b, 1)))
+        return TN_OK;
+    TRY(check_scales(c));
+    TRY(onnx_prepare(c, make_rounding, drop_rounding, (const void **)&r));
+    if (!r->scale) return TN_OK;
+    tn_quantized_mm_options o = TN_QUANTIZED_MM_DEFAULTS;
+    int64_t shape[TN_MAX_RANK];
+    TRY(onnx_read_int(c, Y_ZERO, 0, &o.zero));
+    memcpy(shape, tn_shape(a), (size_t)rank * sizeof *shape);
+    shape[rank - 1] = tn_size(b, 1);
+    if (rank > 2) a = tn_reshape(a, (int64_t[]){-1, tn_size(a, -1)}, 2);
+    *y = tn_quantized_mm(a, b, r->bias->tensor, r->scale->tensor, &o);
+    if (rank > 2) *y = tn_reshape(*y, shape, rank);
+    return tn_status_of(*y);
+}
+
 static tn_status matmul_linear(onnx_call *c) {
+    tn_tensor *y = NULL;
     TRY(onnx_check_zero(c, 2, 0));
     TRY(onnx_check_zero(c, 5, 3));
+    TRY(onnx_matmul_rounded(c, &y));
+    if (y) return onnx_put(c, 0, y);
     tn_tensor *sums = product(c, 0, 3, 2, 5);
     return put_quantized(c, sums, of_lines(onnx_in(c, A_SCALE), true), of_lines(onnx_in(c, B_SCALE), false));
 }
@@ -366,20 +471,6 @@ static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *filters, c
     const tn_tensor *wide = tn_cast(x, TN_F32);
     if (zx) wide = tn_sub(wide, tn_cast(zx, TN_F32));
     return tn_cast(tn_round(onnx_convolve(wide, filters, NULL, w, groups)), TN_I32);
-}
-
-/* Largest distance of the filters' zero points from the middle of their range; −1: unknown. */
-static int64_t zero_off(const onnx_call *c, int zero, double centre) {
-    double *list = NULL, most = fabs(centre);
-    int64_t count = 0;
-    if (!onnx_has(c, zero)) return (int64_t)most;
-    if (c->in[zero]->fixed != ONNX_CONSTANT || onnx_read_floats(c, zero, &list, &count, MOST_FILTERS) != TN_OK)
-        return -1;
-    most = 0;
-    for (int64_t i = 0; i < count; i++)
-        most = fmax(most, fabs(list[i] - centre));
-    tn_mem_free(list);
-    return (int64_t)most;
 }
 
 /* The largest sum of absolute values of a filter's centred bytes; −1: unknown. Constants are examined once. */
@@ -535,48 +626,6 @@ static tn_status conv_integer(onnx_call *c) {
     return onnx_put(c, 0, sums);
 }
 
-/* Σ (x − zero)·w + bias is Σ x·w plus a number for each filter, and a group of constants has these once. */
-typedef struct rounding {
-    onnx_value *bias, *scale; /* NULL: scales are not finite */
-} rounding;
-
-static void drop_rounding(void *data) {
-    rounding *r = data;
-    onnx_value_release(r->bias);
-    onnx_value_release(r->scale);
-    tn_mem_free(r);
-}
-
-/* One number for each filter. */
-static tn_tensor *for_filters(const tn_tensor *t, int64_t filters) {
-    return tn_expand(tn_reshape(t, (int64_t[]){tn_numel(t)}, 1), &filters, 1);
-}
-
-static tn_status fill_rounding(const onnx_call *c, rounding *r) {
-    const tn_tensor *weight = onnx_in(c, 3);
-    const int64_t filters = tn_size(weight, 0);
-    int64_t zero;
-    TRY(onnx_read_int(c, 2, 0, &zero));
-    const tn_tensor *sums = tn_sum(tn_cast(tn_flatten(weight, 1, -1), TN_I32), &(int64_t){1}, 1, false);
-    const tn_tensor *bias = tn_mul(tn_cast(sums, TN_I32), tn_full(NULL, 0, -(double)zero, TN_I32));
-    if (onnx_has(c, 8)) bias = tn_add(bias, onnx_in(c, 8));
-    tn_tensor *ratio = constant_ratio(c, onnx_in(c, B_SCALE));
-    if (!ratio || tn_item(tn_all(tn_isfinite(ratio), TN_ALL, false)) == 0) return TN_OK;
-    tn_tensor *made[] = {tn_contiguous(for_filters(bias, filters)), tn_contiguous(for_filters(ratio, filters))};
-    TRY(tn_eval(made, 2));
-    r->bias = onnx_value_tensor(tn_detach(made[0]), ONNX_INT32);
-    r->scale = onnx_value_tensor(tn_detach(made[1]), ONNX_FLOAT);
-    return r->bias && r->scale ? TN_OK : tn_error_code();
-}
-
-static tn_status make_rounding(const onnx_call *c, void **data) {
-    rounding *r = tn_mem_zalloc(1, sizeof *r);
-    tn_status status = r ? fill_rounding(c, r) : TN_ERR_MEMORY;
-    if (status == TN_OK) return *data = r, TN_OK;
-    if (r) drop_rounding(r);
-    return status;
-}
-
 /* The numbers of an addend, as QLinearAdd has them (onnx_contrib.c); *fits: one kernel of bytes computes the same. */
 static tn_status read_addend(const onnx_call *c, onnx_window *w, tn_quantized_conv2d_options *o, bool *fits) {
     static const double least = FLT_MIN, most = 1e18; /* of scales whose products are numbers */
@@ -608,18 +657,14 @@ static tn_status conv_rounded(const onnx_call *c, tn_tensor **y) {
     const bool adds = onnx_has(c, ADDEND);
     const rounding *r;
     onnx_window w;
-    if (onnx_is_in_function(c)) return TN_OK;
-    for (int i = A_SCALE; i <= SUM_ZERO; i++)
-        if (i != ADDEND && onnx_has(c, i) && c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
+    if (!rounds_by_constants(c)) return TN_OK;
     TRY(tn_status_of(x));
     TRY(tn_status_of(weight));
     if (tn_dtype_of(weight) != TN_I8 || tn_dtype_of(x) != tn_dtype_of(onnx_in(c, Y_ZERO)) || !is_byte(x) ||
         tn_rank(x) != 4 || tn_rank(weight) != 4 || zero_off(c, W_ZERO, 0) != 0 || tn_numel(x) == 0)
         return TN_OK;
     TRY(check_bytes(c, 0, X_ZERO, 1));
-    TRY(onnx_check_scale(c, A_SCALE, false));
-    TRY(onnx_check_scale(c, B_SCALE, false));
-    TRY(onnx_check_scale(c, Y_SCALE, true));
+    TRY(check_scales(c));
     TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
     if (groups < 1 || tn_size(x, 1) != tn_size(weight, 1) * groups || tn_size(weight, 0) % groups) return TN_OK;
     if (!takes_bytes(x, weight, &w, groups, true)) return TN_OK;

@@ -204,6 +204,10 @@ onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operand
 /* x [m, k], f32, rounded to bytes that span all of it, times w: [m, n], f32. */
 tn_tensor *onnx_product_of_rounded(const onnx_call *c, const tn_tensor *x, const onnx_byte_weight *w);
 
+/* QLinearMatMul of u8 and i8 whose inputs are constants except the first matrix, perhaps with a bias as input 8 (i32):
+ * its sums are rounded where they are computed. *y stays NULL for others (onnx_quant.c). */
+tn_status onnx_matmul_rounded(const onnx_call *c, tn_tensor **y);
+
 /* ---- encoded pictures (onnx_image.c) ----------------------------------------------------------------------------- */
 
 tn_status onnx_image_decoder(onnx_call *c);

@@ -769,19 +769,12 @@ static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
                           tn_dtype_name((tn_dtype)addend->dtype), tn_shape_text(addend, text, sizeof text));
 }
 
-/* Zero points must be bytes, and scales of an addend so small that no operation has infinite operands. */
-static tn_status check_rounding(const tn_infer *c) {
+/* Scales of an addend must be so small that no operation has infinite operands. */
+static tn_status check_scales(const tn_infer *c) {
     static const double most = 1e18;
     static const char *const names[] = {"own_scale", "addend_scale", "sum_scale"};
-    static const int zeros[] = {TN_QUANTIZED_CONV2D_ZERO, TN_QUANTIZED_CONV2D_ADDEND_ZERO,
-                                TN_QUANTIZED_CONV2D_SUM_ZERO};
-    const int64_t least = c->dtype == TN_I8 ? INT8_MIN : 0;
     for (int k = 0; k < 3; k++) {
-        const int64_t zero = c->attrs->i[zeros[k]];
         const double scale = c->attrs->f[TN_QUANTIZED_CONV2D_OWN_SCALE + k];
-        if (zero < least || zero > least + UINT8_MAX)
-            return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: the input is %s, so zero cannot be %lld",
-                           tn_dtype_name(c->dtype), (long long)zero);
         if (!(fabs(scale) <= most))
             return tn_fail(TN_ERR_ARGUMENT, "quantized_conv2d: %s is %g; at most %g is allowed", names[k], scale, most);
     }
@@ -789,18 +782,12 @@ static tn_status check_rounding(const tn_infer *c) {
 }
 
 static tn_status infer_quantized_conv2d(tn_infer *c) {
-    const tn_node *x = c->in[0], *bias = c->in[2], *scale = c->in[3];
-    const int64_t out = c->in[1]->rank > 0 ? c->in[1]->shape[0] : 0;
-    char a[96], b[96];
+    static const int zeros[] = {TN_QUANTIZED_CONV2D_ZERO, TN_QUANTIZED_CONV2D_ADDEND_ZERO,
+                                TN_QUANTIZED_CONV2D_SUM_ZERO};
     TRY(infer_int_conv2d(c));
-    if (bias->dtype != TN_I32 || scale->dtype != TN_F32)
-        return tn_fail(TN_ERR_DTYPE, "quantized_conv2d: bias must be i32 and scale f32; they are %s and %s",
-                       tn_dtype_name((tn_dtype)bias->dtype), tn_dtype_name((tn_dtype)scale->dtype));
-    if (bias->rank != 1 || scale->rank != 1 || bias->shape[0] != out || scale->shape[0] != out)
-        return tn_fail(TN_ERR_SHAPE, "quantized_conv2d: bias %s and scale %s must be [%lld], one for each filter",
-                       tn_shape_text(bias, a, sizeof a), tn_shape_text(scale, b, sizeof b), (long long)out);
-    c->dtype = (tn_dtype)x->dtype;
-    TRY(check_rounding(c));
+    for (size_t k = 0; k < TN_COUNT(zeros); k++)
+        TRY(tn_infer_rounding(c, c->shape[1], c->attrs->i[zeros[k]]));
+    TRY(check_scales(c));
     return c->in[4] ? check_addend(c, c->in[4]) : TN_OK;
 }
 
@@ -820,13 +807,6 @@ static tn_quantized_conv2d_options options_of(const tn_node *n) {
     return o;
 }
 
-/* y (f32) as bytes: rounded, zero added, saturated. */
-static tn_node *bytes_of(tn_build *b, tn_node *y, int64_t zero, tn_dtype dtype) {
-    const double least = dtype == TN_I8 ? INT8_MIN : 0, most = dtype == TN_I8 ? INT8_MAX : UINT8_MAX;
-    y = tn_b_nan_to_num(b, tn_b_add_scalar(b, tn_b_round(b, y), (double)zero), least, most, least);
-    return tn_b_cast(b, tn_b_clamp(b, y, least, most), dtype);
-}
-
 static tn_node *numbers_of(tn_build *b, tn_node *bytes, int64_t zero, double scale) {
     return tn_b_mul_scalar(b, tn_b_add_scalar(b, tn_b_cast(b, bytes, TN_F32), -(double)zero), scale);
 }
@@ -844,7 +824,7 @@ static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
         tn_node *own = tn_b_quantized_conv2d(b, x, n->in[1], n->in[2], n->in[3], NULL, &o);
         tn_node *sum =
             tn_b_add(b, numbers_of(b, own, o.zero, o.own_scale), numbers_of(b, addend, o.addend_zero, o.addend_scale));
-        return bytes_of(b, tn_b_mul_scalar(b, sum, o.sum_scale), o.sum_zero, (tn_dtype)n->dtype);
+        return tn_b_bytes(b, tn_b_mul_scalar(b, sum, o.sum_scale), o.sum_zero, (tn_dtype)n->dtype);
     }
     tn_int_conv2d_options sum = TN_INT_CONV2D_DEFAULTS;
     memcpy(sum.stride, o.stride, sizeof o.stride);
@@ -852,28 +832,23 @@ static tn_node *compose_quantized_conv2d(tn_build *b, const tn_node *n) {
     memcpy(sum.dilation, o.dilation, sizeof o.dilation);
     sum.groups = o.groups;
     sum.outside = o.outside;
-    tn_node *sums = tn_b_add(b, tn_b_int_conv2d(b, x, n->in[1], &sum), tn_b_view(b, n->in[2], channels, 3));
-    tn_node *y = tn_b_mul(b, tn_b_cast(b, sums, TN_F32), tn_b_view(b, n->in[3], channels, 3));
-    return bytes_of(b, y, o.zero, (tn_dtype)n->dtype);
+    return tn_b_rounded(b, tn_b_int_conv2d(b, x, n->in[1], &sum), tn_b_view(b, n->in[2], channels, 3),
+                        tn_b_view(b, n->in[3], channels, 3), o.zero, (tn_dtype)n->dtype);
 }
 
-/* As the kernels have it: sums in i32, the rest in f32. */
 static void reference_quantized_conv2d(const tn_reference *r) {
     const tn_quantized_conv2d_options o = options_of(r->node);
     const int64_t filters = r->node->shape[1], out = r->node->shape[2] * r->node->shape[3];
     const bool is_signed = r->node->dtype == TN_I8;
-    const double least = is_signed ? INT8_MIN : 0, most = is_signed ? INT8_MAX : UINT8_MAX;
     tn_window w = byte_window(r->node->i, r->node->in[1]);
     define_correlation(r, &w, o.groups, (double)o.outside);
     for (int64_t k = 0; k < r->node->shape[0] * filters * out; k++) {
         const int64_t f = k / out % filters;
-        float sum = (float)(r->out[k] + r->in[2][f]) * (float)r->in[3][f];
-        r->out[k] = fmin(fmax((double)rintf(sum) + (double)o.zero, least), most);
+        r->out[k] = tn_reference_byte((float)(r->out[k] + r->in[2][f]) * (float)r->in[3][f], o.zero, is_signed);
         if (!r->node->in[4]) continue;
         const float own = (float)(r->out[k] - (double)o.zero) * (float)o.own_scale;
         const float other = (float)(r->in[4][k] - (double)o.addend_zero) * (float)o.addend_scale;
-        sum = (own + other) * (float)o.sum_scale;
-        r->out[k] = fmin(fmax((double)rintf(sum) + (double)o.sum_zero, least), most);
+        r->out[k] = tn_reference_byte((own + other) * (float)o.sum_scale, o.sum_zero, is_signed);
     }
 }
 

@@ -283,6 +283,36 @@ OP_CODE(int_mm, .facts = TN_FACT_INT_PRODUCT, .class_ = TN_MATMUL, .reduce = KIR
         .cases = "types=i8,u8; [3,4] [4,5]; [17,300] [300,33]; [1,7]:u8 [7,2]:i8; [2,0] [0,3]; [0,3] [3,2]; "
                  "error=i8 [2,2]:f32 [2,2]; error=first [2,3] [4,2]; error=dimensions [2] [2,2]");
 
+static tn_status infer_quantized_mm(tn_infer *c) {
+    TRY(infer_int_mm(c));
+    return tn_infer_rounding(c, c->shape[1], c->attrs->i[TN_QUANTIZED_MM_ZERO]);
+}
+
+static tn_node *compose_quantized_mm(tn_build *b, const tn_node *n) {
+    return tn_b_rounded(b, tn_b_int_mm(b, n->in[0], n->in[1]), n->in[2], n->in[3], n->i[TN_QUANTIZED_MM_ZERO],
+                        (tn_dtype)n->dtype);
+}
+
+static void reference_quantized_mm(const tn_reference *r) {
+    const int64_t columns = r->node->shape[1];
+    reference_matmul_batched(r);
+    for (int64_t i = 0; i < r->node->shape[0] * columns; i++) {
+        const float sum = (float)(r->out[i] + r->in[2][i % columns]) * (float)r->in[3][i % columns];
+        r->out[i] = tn_reference_byte(sum, r->node->i[TN_QUANTIZED_MM_ZERO], r->node->dtype == TN_I8);
+    }
+}
+
+/* quantized_mm(x, y, bias, scale, zero): int_mm's sums as bytes of x's dtype: round((sum + bias) · scale) + zero,
+ * saturated, NaN as the least one; the sums are i32, the rest f32, rounded to the nearest number, ties to even. bias
+ * (i32) and scale (f32) have a number for each column. */
+OP_CODE(quantized_mm, .class_ = TN_NATIVE, .infer = infer_quantized_mm, .contiguous = 1 << 2 | 1 << 3,
+        .compose = compose_quantized_mm, .reference = reference_quantized_mm,
+        .cases =
+            "types=i8,u8 grad=off; [3,4] [4,5] [5]:i32 [5]:f32@0..1 zero=7; "
+            "[17,300]:u8 [300,133]:i8 [133]:i32 [133]:f32@0..1 zero=128; [1,7]:u8 [7,2]:i8 [2]:i32 [2]:f32@0..1; "
+            "[0,3] [3,2] [2]:i32 [2]:f32; [2,0] [0,3] [3]:i32 [3]:f32@0..1; error=one [2,2] [2,2] [3]:i32 [2]:f32; "
+            "error=i32 [2,2] [2,2] [2]:f32 [2]:f32; error=zero [2,2]:u8 [2,2] [2]:i32 [2]:f32 zero=-1");
+
 static tn_status infer_bmm(tn_infer *c) {
     TRY(check_rank(c, 0, 3, "the first batch"));
     TRY(check_rank(c, 1, 3, "the second batch"));

@@ -106,6 +106,39 @@ tn_node *tn_b_row_major(tn_build *b, tn_node *x) { return x && !tn_node_contiguo
 void tn_grad_none(TN_UNUSED tn_build *b, TN_UNUSED const tn_node *n, TN_UNUSED tn_node *dy, TN_UNUSED tn_node **grads) {
 }
 
+/* ---- sums of bytes as bytes -------------------------------------------------------------------------------------- */
+
+tn_status tn_infer_rounding(tn_infer *c, int64_t columns, int64_t zero) {
+    const tn_node *bias = c->in[2], *scale = c->in[3];
+    const int64_t least = c->in[0]->dtype == TN_I8 ? INT8_MIN : 0;
+    char a[96], b[96];
+    c->dtype = (tn_dtype)c->in[0]->dtype;
+    if (bias->dtype != TN_I32 || scale->dtype != TN_F32)
+        return tn_fail(TN_ERR_DTYPE, "%s: bias must be i32 and scale f32; they are %s and %s", c->row->name,
+                       tn_dtype_name((tn_dtype)bias->dtype), tn_dtype_name((tn_dtype)scale->dtype));
+    if (bias->rank != 1 || scale->rank != 1 || bias->shape[0] != columns || scale->shape[0] != columns)
+        return tn_fail(TN_ERR_SHAPE, "%s: bias %s and scale %s must be [%lld], one for each sum", c->row->name,
+                       tn_shape_text(bias, a, sizeof a), tn_shape_text(scale, b, sizeof b), (long long)columns);
+    if (zero >= least && zero <= least + UINT8_MAX) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s: the input is %s, so zero cannot be %lld", c->row->name,
+                   tn_dtype_name(c->dtype), (long long)zero);
+}
+
+tn_node *tn_b_bytes(tn_build *b, tn_node *y, int64_t zero, tn_dtype dtype) {
+    const double least = dtype == TN_I8 ? INT8_MIN : 0, most = dtype == TN_I8 ? INT8_MAX : UINT8_MAX;
+    y = tn_b_nan_to_num(b, tn_b_add_scalar(b, tn_b_round(b, y), (double)zero), least, most, least);
+    return tn_b_cast(b, tn_b_clamp(b, y, least, most), dtype);
+}
+
+tn_node *tn_b_rounded(tn_build *b, tn_node *sums, tn_node *bias, tn_node *scale, int64_t zero, tn_dtype dtype) {
+    return tn_b_bytes(b, tn_b_mul(b, tn_b_cast(b, tn_b_add(b, sums, bias), TN_F32), scale), zero, dtype);
+}
+
+double tn_reference_byte(float y, int64_t zero, bool is_signed) {
+    const double least = is_signed ? INT8_MIN : 0, most = is_signed ? INT8_MAX : UINT8_MAX;
+    return fmin(fmax((double)rintf(y) + (double)zero, least), most);
+}
+
 /* ---- lowering ---------------------------------------------------------------------------------------------------- */
 
 /* Rounds the low `drop` bits of an f32's pattern away, to nearest, ties to even; NaN stays as it is. */

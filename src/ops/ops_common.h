@@ -41,6 +41,12 @@ tn_node *tn_b_as_f32(tn_build *b, tn_node *x);           /* f16 and bf16 widened
 tn_node *tn_b_mean_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
 /* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
+/* Sums of bytes as bytes: round((sum + bias) · scale) + zero in f32, saturated, NaN as the least byte. tn_b_bytes: of
+ * numbers in f32, which it rounds. infer: inputs 2 and 3 are bias (i32) and scale (f32) of `columns` sums each. */
+tn_status tn_infer_rounding(tn_infer *c, int64_t columns, int64_t zero);
+tn_node *tn_b_bytes(tn_build *b, tn_node *y, int64_t zero, tn_dtype dtype);
+tn_node *tn_b_rounded(tn_build *b, tn_node *sums, tn_node *bias, tn_node *scale, int64_t zero, tn_dtype dtype);
+double tn_reference_byte(float y, int64_t zero, bool is_signed);
 /* x, or a copy of it if it is not contiguous: native kernels require contiguous inputs. */
 tn_node *tn_b_row_major(tn_build *b, tn_node *x);
 /* op_attention.c: the product n as attention, if it is that written out; else NULL. */

@@ -331,6 +331,7 @@ static const tn_native_row natives[] = {
     {TN_OP_MATMUL_BATCHED, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_MATMUL_WIDE, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_INT_MM, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_QUANTIZED_MM, tn_make_quantized_mm, RESULT_FRESH, NULL, tn_takes_quantized_mm, NULL},
     {TN_OP_LINEAR_QUANTIZED, tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINEAR_HALF, tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINEAR_EXPERTS_ROWS, tn_make_experts, RESULT_FRESH, tn_cost_of_experts, NULL, NULL},

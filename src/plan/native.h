@@ -50,7 +50,10 @@ struct tn_native {
     void *const *pointers;
     const kir_scalar *scalars;
     union {
-        tn_gemm_args gemm;
+        struct {
+            tn_gemm_args gemm;
+            tn_byte_rounding gemm_rounding; /* of a quantized_mm */
+        };
         tn_qmat_args qmat;
         tn_experts_args experts;
         tn_argsort_args argsort;
@@ -111,7 +114,8 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 /* native_product.c. A product of two operands in memory, `c` its result; no fused programs, no data yet. */
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
-tn_native_maker tn_make_matmul, tn_make_linear_stored; /* native_product.c */
+tn_native_maker tn_make_matmul, tn_make_quantized_mm, tn_make_linear_stored; /* native_product.c */
+bool tn_takes_quantized_mm(const tn_node *n);
 /* Whether two products with the same left operand can be one launch; adding `next` to the launch of `n`. */
 enum { TN_MOST_SIBLINGS = TN_QMAT_MOST_SIBLINGS };
 /* Whether its rows can be computed independently; running `count` such products in one launch, each row as soon as the

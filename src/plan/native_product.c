@@ -147,6 +147,35 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     return TN_OK;
 }
 
+bool tn_takes_quantized_mm(const tn_node *n) {
+    const tn_gemm_args args = {.a_dtype = (tn_dtype)n->in[0]->dtype, .b_dtype = (tn_dtype)n->in[1]->dtype};
+    return tn_gemm_takes_quads(&args) && tn_node_numel(n) > 0;
+}
+
+static void run_quantized_mm(tn_native *n, void *const *pointers) {
+    enum { RESULT, A, B, BIAS, SCALE, WORKSPACE };
+    n->gemm_rounding.bias = pointers[BIAS];
+    n->gemm_rounding.scale = pointers[SCALE];
+    n->gemm.rounding = &n->gemm_rounding;
+    n->gemm.a.data = pointers[A];
+    n->gemm.b.data = pointers[B];
+    n->gemm.c.data = pointers[RESULT];
+    n->gemm.workspace = pointers[WORKSPACE];
+    tn_gemm_run(&n->gemm, TN_I32);
+}
+
+tn_status tn_make_quantized_mm(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead];
+    n->run = run_quantized_mm;
+    n->dtype = TN_I32; /* of its sums */
+    tn_native_product(g, c, &n->gemm);
+    n->gemm_rounding.zero = (int32_t)c->node->i[TN_QUANTIZED_MM_ZERO];
+    n->gemm.rounding = &n->gemm_rounding;
+    keep_packed(g, n, &g->values[c->in[1]]);
+    *workspace = tn_gemm_workspace(&n->gemm, TN_I32, tn_threads());
+    return TN_OK;
+}
+
 /* ---- products with weights as they are stored -------------------------------------------------------------------- */
 
 enum { PACKED_ALIGN = 64, MANY_ROWS = 1 << 14 /* of a weight that takes long enough to tell which is slower */ };

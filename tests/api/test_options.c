@@ -66,6 +66,9 @@ static tn_tensor *cached(const tn_cached_attention_options *o) {
     X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                         \
     X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                          \
     X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))             \
+    X(quantized_mm, QUANTIZED_MM,                                                                                 \
+      tn_quantized_mm(BYTES(2, 6), tn_cast(BYTES(6, 3), TN_I8), tn_zeros(TN_DIMS(3), TN_I32),                     \
+                      tn_full(TN_DIMS(3), 0.1, TN_F32), o))                                                       \
     X(quantized_conv2d, QUANTIZED_CONV2D,                                                                         \
       tn_quantized_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), tn_zeros(TN_DIMS(2), TN_I32),     \
                           tn_full(TN_DIMS(2), 0.1, TN_F32), NULL, o))                                             \

@@ -1,5 +1,5 @@
 /* test_conv_bytes.c — convolutions of bytes: whole numbers, the same as their definition, whatever the window, layout,
- * processor and thread count.
+ * processor and thread count; their sums, and those of products, rounded to bytes.
  *
  * Loops spell out the sums; the kernels of every instruction set that this processor has follow, on one, two and three
  * threads, with filters packed before and at the run. Results lie between marks; workspace and images have exactly
@@ -381,6 +381,46 @@ static void rounded_sums_are_those_of_the_composition(void **state) {
     assert_true(kernels > CASES / 2);
 }
 
+static bool explained_as(const char *what) {
+    char *text = tn_explain_last();
+    const bool found = text && strstr(text, what);
+    tn_text_free(text);
+    return found;
+}
+
+/* Of products, whose columns have what filters have. */
+static void rounded_products_are_those_of_the_composition(void **state) {
+    (void)state;
+    enum { MOST = 1 << 16, MOST_COLUMNS = 300 };
+    static uint8_t kernel[MOST], composed[MOST];
+    bool there = false;
+    for (int n = 0; n < CASES; n++) {
+        TN_SCOPE;
+        float scales[MOST_COLUMNS];
+        int32_t biases[MOST_COLUMNS];
+        const tn_dtype dtype = n % 5 ? TN_U8 : TN_I8;
+        const int64_t rows = random_from(1, 70), depth = random_from(1, 870), columns = random_from(1, MOST_COLUMNS);
+        tn_quantized_mm_options o = TN_QUANTIZED_MM_DEFAULTS;
+        o.zero = random_from(dtype == TN_I8 ? -128 : 0, dtype == TN_I8 ? 127 : 255);
+        for (int64_t k = 0; k < columns; k++) {
+            scales[k] = (float)random_from(1, 4000) * 1e-6F;
+            biases[k] = (int32_t)random_from(-20000, 20000);
+        }
+        there |= choose_kernels(n / 2);
+        tn_tensor *x = tensor_of_bytes(TN_DIMS(rows, depth), dtype),
+                  *w = tensor_of_bytes(TN_DIMS(depth, columns), TN_I8);
+        tn_tensor *bias = tn_from_data(biases, &columns, 1, TN_I32), *scale = tn_from_data(scales, &columns, 1, TN_F32);
+        tn_tensor *y = tn_quantized_mm(x, w, bias, scale, &o);
+        assert_true(tn_numel(y) <= MOST);
+        assert_ok(tn_read(y, kernel, (size_t)tn_numel(y)));
+        assert_true(!tn_byte_tiles() || dtype == TN_I8 || explained_as("native  quantized_mm"));
+        tn_tensor *sums = tn_mul(tn_cast(tn_add(tn_int_mm(x, w), bias), TN_F32), scale);
+        assert_ok(tn_read(as_bytes(sums, o.zero, dtype), composed, (size_t)tn_numel(y)));
+        assert_memory_equal(kernel, composed, (size_t)tn_numel(y));
+    }
+    if (!there) skip();
+}
+
 /* Wherever it lies among the channels and pixels that are rounded together: 0 times infinity. */
 static void sums_that_are_no_numbers_become_the_least_byte(void **state) {
     (void)state;
@@ -407,13 +447,6 @@ static void sums_that_are_no_numbers_become_the_least_byte(void **state) {
             if (out[i] != (uint8_t)least) fail_msg("case %d: byte %d is %d, not %d", n, i, out[i], (uint8_t)least);
     }
     bytes_are_multiplied();
-}
-
-static bool explained_as(const char *what) {
-    char *text = tn_explain_last();
-    const bool found = text && strstr(text, what);
-    tn_text_free(text);
-    return found;
 }
 
 /* Channels last, as between layers that normalize channels: the image is copied, and the kernel computes. */
@@ -601,6 +634,7 @@ int main(void) {
         cmocka_unit_test(parts_of_images_are_read_as_planes),
         cmocka_unit_test(detached_images_lie_in_words),
         cmocka_unit_test(rounded_sums_are_those_of_the_composition),
+        cmocka_unit_test(rounded_products_are_those_of_the_composition),
         cmocka_unit_test(sums_that_are_no_numbers_become_the_least_byte),
         cmocka_unit_test(permuted_images_take_the_kernel_too),
         cmocka_unit_test(random_windows_have_the_sums_of_their_definition),

@@ -267,6 +267,17 @@ def networks_of_bytes(f32, u8, i8, number):
     a, b = [u8(5, 40), *same], [i8(40, 7), number(0.01), number(-3, "i1")]
     turned = {"transB": 1, "constants": (3, 4, 5)}
     result = [number(2.0), number(90, "u1")]
+    exact, of_columns = {"rtol": 0, "atol": 0}, lambda n: [abs(f32(n)) / 64, np.zeros(n, "i1")]
+    for n in (3, 64, 133):  # rounded where they are summed
+        scales = {"one": [number(0.01), number(0, "i1")], "columns": of_columns(n)}
+        for kind, of in scales.items():
+            bias = (i8(n) * 100).astype("i4")
+            rows += [(f"gemm_bytes_kept_{kind}_{n}", "QGemm", ms, [*a, i8(40, n), *of, bias, *result],
+                      {"constants": tuple(range(1, 9))}, exact),
+                     (f"gemm_bytes_turned_{kind}_{n}", "QGemm", ms, [u8(90, 300), *same, i8(n, 300), *of, bias, *result],
+                      {"transB": 1, "constants": tuple(range(1, 9))}, exact),
+                     (f"matmul_bytes_kept_{kind}_{n}", "QLinearMatMul", "", [u8(2, 9, 72), *same, i8(72, n), *of, *result],
+                      {"constants": tuple(range(1, 8))}, exact)]
     rows += [("gemm_bytes", "QGemm", ms, [*a, *b], {}, FLOATS),
              ("gemm_bytes_bias", "QGemm", ms, [*a, *b, (i8(7) * 100).astype("i4")], {"alpha": 0.5}, FLOATS),
              ("gemm_bytes_rounded", "QGemm", ms, [*a, *b, None, *result], {}, ONE_OFF),
