@@ -279,7 +279,7 @@ static void a_table_of_tasks_counts_if_config_json_says_so(void **state) {
     folder = make_folder("tasks", rows, COUNT, bert_config, ",\"use_task_id\":true");
     embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
     assert_memory_not_equal(got, want, sizeof want);
-    memcpy(rows + 2, rows + 3, (COUNT - 3) * sizeof *rows); /* no table of types */
+    memmove(rows + 2, rows + 3, (COUNT - 3) * sizeof *rows); /* no table of types */
     folder = make_folder("tasks", rows, COUNT - 1, bert_config, ",\"use_task_id\":true,\"type_vocab_size\":0");
     embed_all(folder, TN_EMBED_NORM_NONE, got, &width);
 }
