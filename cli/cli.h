@@ -227,6 +227,12 @@ void cli_common_help(const cli_command *c, FILE *to);
 
 /* The name that a mistyped word is nearest to, by letters inserted, deleted or replaced; NULL if none is near
  * (options.c). */
+/* What the file is by its first bytes, as in "a GGUF file"; NULL: not known, or no file. */
+const char *cli_file_kind(const char *path);
+/* Whether the message says of the file that it begins with that it is not of some kind, and it is of another one: then
+ * what the file looks like, and what to do with it. */
+bool cli_describe_kind(const char *message, char *out, size_t size);
+
 const char *cli_nearest(const char *typed, const char *const *names, int count);
 
 /* "6G", "512M", "1.5GiB", "100000" → bytes. Powers of 1024. */

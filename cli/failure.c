@@ -61,12 +61,13 @@ int cli_wrong_usage(const cli_command *c, const char *format, ...) {
 }
 
 static int report(const char *what, const char *text) {
-    char *line = NULL;
-    if (asprintf(&line, "trunnion: error: %s", text) >= 0) {
+    char *line = NULL, kind[160] = "";
+    bool other = cli_describe_kind(text, kind, sizeof kind);
+    if (asprintf(&line, "trunnion: error: %s%s%s", text, other ? "; " : "", kind) >= 0) {
         cli_put_wrapped(stderr, line, 2);
         free(line);
     }
-    cli_note_failure(what, text, NULL);
+    cli_note_failure(what, text, other ? kind : NULL);
     return CLI_FAILED;
 }
 

@@ -254,14 +254,15 @@ static const char *options_name_of(const struct option *all, int val) {
 /* How a line of help begins that goes on with what the line above says. */
 static const char CONTINUED[] = "                        ";
 
-static void say_wrong(const cli_command *c, const char *name, const char *value) {
+/* typed: one of the option's names; name: the one that the help has. */
+static void say_wrong(const cli_command *c, const char *typed, const char *name, const char *value) {
     const char *line = line_on(c->help, name);
     for (int i = 0; i < COMMON && !line; i++)
         line = line_on(common[i].help, name);
     int length = line ? (int)strcspn(line, "\n") : 0;
     while (line && line[length] && !strncmp(line + length + 1, CONTINUED, sizeof CONTINUED - 1))
         length += 1 + (int)strcspn(line + length + 1, "\n");
-    (void)cli_wrong_usage(c, "invalid value for --%s: \"%s\"%s%.*s", name, value, line ? ":\n" : "", length,
+    (void)cli_wrong_usage(c, "invalid value for --%s: \"%s\"%s%.*s", typed, value, line ? ":\n" : "", length,
                           line ? line : "");
 }
 
@@ -334,7 +335,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
             return -1;
         }
         if (!cli_take(found, into, optarg)) {
-            say_wrong(c, first_name(own, found), optarg ? optarg : "");
+            say_wrong(c, found->name, first_name(own, found), optarg ? optarg : "");
             return -1;
         }
         if (shared)
@@ -532,9 +533,30 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
+/* Words of other programs, or of another command here, and ours. */
+static const char *our_word(const char *typed) {
+    static const struct {
+        const char *theirs, *ours;
+    } rows[] = {{"epochs", "steps"},        {"num-epochs", "epochs"}, {"max-new-tokens", "max-tokens"},
+                {"num-predict", "predict"}, {"n-predict", "predict"}, {"ctx-size", "context"},
+                {"num-ctx", "context"},     {"temp", "temperature"},  {"learning-rate", "lr"},
+                {"batch-size", "batch"},    {"checkpoint", "resume"}, {"output", "save"},
+                {"show", "info"},           {"ls", "list"},           {"download", "pull"},
+                {"quantize", "convert"},    {"server", "serve"},      {"test", "certify"},
+                {"benchmark", "bench"},     {"complete", "generate"}, {"transcript", "transcribe"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].theirs, typed) == 0) return rows[i].ours;
+    return NULL;
+}
+
+/* Letters that may be wrong in a word of this length. */
+static int most_wrong(size_t length) { return length <= 3 ? 1 : length <= 6 ? 2 : FARTHEST; }
+
 const char *cli_nearest(const char *typed, const char *const *names, int count) {
-    const char *best = NULL;
-    int best_distance = FARTHEST + 1;
+    const char *best = NULL, *ours = our_word(typed);
+    int best_distance = most_wrong(strlen(typed)) + 1;
+    for (int i = 0; i < count && ours; i++)
+        if (strcmp(names[i], ours) == 0) return names[i];
     if (strlen(typed) > LONGEST) return NULL;
     for (int i = 0; i < count; i++) {
         int d = strlen(names[i]) > LONGEST ? best_distance : edit_distance(typed, names[i]);

@@ -627,6 +627,9 @@ static int run_network(int argc, char **argv) {
     if (first + 2 < argc || (first + 1 < argc && w.input_count == MOST))
         return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[argc - 1]);
     if (first + 1 < argc) take_file(&w, argv[first + 1]);
+    const char *kind = cli_file_kind(argv[first]);
+    if (kind && strcmp(kind, "an ONNX model") != 0)
+        return cli_fail(TN_ERR_FORMAT, "'%s' is not an ONNX model, nor the folder of a classifier", argv[first]);
     if (!run_find_preparation(argv[first], w.preparation)) w.preparation[0] = 0;
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(

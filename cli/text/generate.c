@@ -523,6 +523,11 @@ static int run_generate(int argc, char **argv) {
     int at = cli_parse_with_sampling(&cli_generate, argc, argv, &r.common, options, offsetof(request, sampling), &r,
                                      &status);
     if (at < 0) return status;
+    if (at < argc && !r.model)
+        return cli_wrong_usage(&cli_generate,
+                               "unexpected argument \"%s\": pass the model with -m and the text with -p, in "
+                               "quotes: trunnion generate -m MODEL -p 'TEXT'",
+                               argv[at]);
     if (at < argc)
         return cli_wrong_usage(&cli_generate, "unexpected argument \"%s\": pass the text with -p, in quotes", argv[at]);
     const char *wrong = conflict_in(&r), *idle = cli_sampling_conflict(&r.sampling);

@@ -972,7 +972,9 @@ static int run_finetune(int argc, char **argv) {
     int status;
     int at = cli_parse(&cli_finetune, argc, argv, &o.common, own_options, &o, &status);
     if (at < 0) return status;
-    if (at < argc) return cli_wrong_usage(&cli_finetune, "unexpected argument \"%s\"", argv[at]);
+    if (at < argc)
+        return cli_wrong_usage(
+            &cli_finetune, "unexpected argument \"%s\": pass the model with -m and the texts with --data", argv[at]);
     const char *wrong = conflict_in_order(&o);
     if (wrong) return cli_wrong_usage(&cli_finetune, "%s", wrong);
     char found[CLI_PATH];

@@ -193,6 +193,12 @@ static tn_status compare_ranks(const run *r) {
 /* Looks whose checkpoint it is before anything is loaded. 0, or the exit status after a message. */
 static int check_belongs(const run *r) {
     tn_safetensors *file = NULL;
+    const char *kind = cli_file_kind(r->options->resume);
+    if (kind && strcmp(kind, "a safetensors file") != 0)
+        return cli_fail(TN_ERR_FORMAT,
+                        "'%s' is not a checkpoint: it looks like %s; --resume requires a file that --save "
+                        "wrote",
+                        r->options->resume, kind);
     if (tn_safetensors_open(r->options->resume, &file) != TN_OK) return cli_failed();
     const char *whose = tn_safetensors_metadata(file, "json");
     bool same = whose && strcmp(whose, r->description) == 0;

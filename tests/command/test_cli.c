@@ -491,6 +491,38 @@ static void command_ends_with_the_promised_codes(void **state) {
     assert_calls(rows, TN_COUNT(rows), run_command);
 }
 
+/* The same in the scratch folder. */
+static int run_in_scratch(const char *arguments, char *heard, size_t size) {
+    char command[1200];
+    snprintf(command, sizeof command, "cd '%s' && '%%s' %s", scratch_folder, arguments);
+    return run_trunnion(command, heard, size);
+}
+
+/* A word that is near no command gets no guess. A file of another kind than the command reads is called by its kind. */
+static void mistakes_are_answered_with_what_to_do(void **state) {
+    (void)state;
+    static const test_call rows[] = {
+        {"foo 2>&1", 2, "unknown command \"foo\"\n"},
+        {"trian 2>&1", 2, "did you mean train?"},
+        {"ls 2>&1", 2, "did you mean list?"},
+        {"train digits --epochs 3 2>&1", 2, "did you mean --steps?"},
+        {"generate -m x --max-tokens -4 2>&1", 2, "invalid value for --max-tokens"},
+        {"generate no.gguf hi 2>&1", 2, "pass the model with -m and the text with -p"},
+        {"run note 2>&1", 1, "it looks like text"},
+        {"run weights 2>&1", 1, "it looks like a GGUF file: trunnion generate, chat and serve use it"},
+        {"run empty 2>&1", 1, "it looks like an empty file"},
+        {"generate -m ./network -p hi 2>&1", 1, "it looks like an ONNX model: trunnion run runs it"},
+        {"generate -m ./note -p hi --json 2>/dev/null", 1, "\"fix\": \"it looks like text\""},
+        {"info note 2>&1", 1, "it looks like text"},
+        {"train chars --resume note 2>&1", 1, "is not a checkpoint: it looks like text"},
+    };
+    write_file(test_scratch("note"), "hello there");
+    write_file(test_scratch("network"), "\x08\x07\x12\x01x\x3a\x01x");
+    write_file(test_scratch("weights"), "GGUF\3");
+    write_file(test_scratch("empty"), "");
+    assert_calls(rows, TN_COUNT(rows), run_in_scratch);
+}
+
 static void listing_is_ascii_where_the_locale_says_so(void **state) {
     (void)state;
     char heard[65536];
@@ -678,6 +710,7 @@ int main(void) {
         cmocka_unit_test(progress_line_keeps_rate_and_time_left),
         cmocka_unit_test(bytes_that_are_no_characters_become_question_marks),
         cmocka_unit_test(command_ends_with_the_promised_codes),
+        cmocka_unit_test(mistakes_are_answered_with_what_to_do),
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
         cmocka_unit_test(idle_library_is_said),
