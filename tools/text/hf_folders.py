@@ -650,7 +650,7 @@ class Suite:
         text = "Text" if stem in TWO_PARTS else ""
         made = getattr(self.transformers, stem + text + "Config")(**config)
         if whole:
-            eyes = getattr(self.transformers, whole[1] + "Config")(**whole[2]).to_dict() if whole[1] else whole[2]
+            eyes = getattr(self.transformers, whole[1] + "Config")(**whole[2]).to_dict() if whole[1] else copy.deepcopy(whole[2])
             made = getattr(self.transformers, whole[0] + "Config")(text_config=made.to_dict(), vision_config=eyes, **dict(*whole[3:]))
         made._attn_implementation = "eager"  # the others have no caps of scores
         kind = text + kind if kind == "Model" else kind
@@ -960,7 +960,8 @@ class Suite:
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
         if name in VECTORS:
             torch.manual_seed(sum(map(ord, name)))
-            model = getattr(self.transformers, VECTORS[name][0])(getattr(self.transformers, stem + "Config")(**config)).eval()
+            model = getattr(self.transformers, VECTORS[name][0])(getattr(self.transformers, stem + "Config")(
+                **copy.deepcopy(config))).eval()
             randomize(torch, model)
         else:
             model = self.make(name, stem, "Model", config)
