@@ -119,6 +119,16 @@ static void find_similar(const char *folder, const char *word, char out[256]) {
     if (count != 1) out[0] = 0;
 }
 
+/* Of OWNER/NAME, as models on the hub are called, NAME; NULL: it is a path. */
+static const char *hub_name(const char *path) {
+    const char *slash = strchr(path, '/'), *ending = strrchr(path, '.');
+    char owner[CLI_PATH];
+    if (!slash || slash == path || !slash[1] || strchr(slash + 1, '/') || *path == '.') return NULL;
+    if (ending && strcmp(ending, ".gguf") == 0) return NULL;
+    snprintf(owner, sizeof owner, "%.*s", (int)(slash - path), path);
+    return access(owner, F_OK) == 0 ? NULL : slash + 1;
+}
+
 bool cli_find_model(const char **path, char room[CLI_PATH]) {
     static const char *const endings[] = {"", ".gguf"};
     char name[CLI_PATH] = "", folder[CLI_PATH] = "", similar[256] = "";
@@ -126,17 +136,30 @@ bool cli_find_model(const char **path, char room[CLI_PATH]) {
         (void)cli_fail(TN_ERR_ARGUMENT, "the name of the model is empty");
         return false;
     }
-    if (strchr(*path, '/') || access(*path, F_OK) == 0) return true;
+    if (access(*path, F_OK) == 0) return true;
+    const char *last = hub_name(*path);
+    if (!last && strchr(*path, '/')) return true; /* opening it says what failed */
     for (int i = 0; i < 2; i++) {
-        snprintf(name, sizeof name, "models/%s%s", *path, endings[i]);
+        snprintf(name, sizeof name, "models/%s%s", last ? last : *path, endings[i]);
         if (!cli_cache_path(name, room, CLI_PATH) || access(room, F_OK) != 0) continue;
-        *path = room;
-        return true;
+        *path = last ? *path : room;
+        if (!last) return true;
+        (void)cli_fail(TN_ERR_IO, "'%s' does not exist; the cache folder has '%s': pass that name", *path, last);
+        return false;
+    }
+    if (last) {
+        (void)cli_fail(TN_ERR_IO,
+                       "'%s' does not exist; if it is a model on the hub, download it with `trunnion pull %s`", *path,
+                       *path);
+        return false;
     }
     if (cli_cache_path("models", folder, sizeof folder)) find_similar(folder, *path, similar);
-    (void)cli_fail(TN_ERR_IO, "'%s' does not exist, neither here nor in the cache folder '%s'%s%s; %s", *path, folder,
+    (void)cli_fail(TN_ERR_IO, "'%s' does not exist, neither here nor in the cache folder '%s'%s%s%s", *path, folder,
                    *similar ? "; did you mean " : "", similar,
-                   *similar ? "`trunnion list` lists all" : "pass the path of a GGUF file or of a Hugging Face folder");
+                   *similar
+                       ? "? `trunnion list` lists all"
+                       : "; pass the path of a GGUF file or of a Hugging Face folder, or download one with `trunnion "
+                         "pull OWNER/NAME`");
     return false;
 }
 

@@ -625,6 +625,7 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
     if (in_count) TRY(tn_need(inputs, "tn_onnx_run: inputs"));
     onnx_value **in = tn_mem_zalloc((size_t)in_count, sizeof(onnx_value *));
     if (!in) return TN_ERR_MEMORY;
+    (tn_at)(NULL, 0); /* no line of the program: notices of a network's operations would name the last call before */
     tn_status status = TN_OK;
     for (int i = 0; i < in_count && status == TN_OK; i++)
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);

@@ -508,6 +508,8 @@ static void mistakes_are_answered_with_what_to_do(void **state) {
         {"train digits --epochs 3 2>&1", 2, "did you mean --steps?"},
         {"generate -m x --max-tokens -4 2>&1", 2, "invalid value for --max-tokens"},
         {"generate no.gguf hi 2>&1", 2, "pass the model with -m and the text with -p"},
+        {"generate -m owner/name -p hi 2>&1", 1, "`trunnion pull owner/name`"},
+        {"generate -m owner/name.gguf -p hi 2>&1", 1, "cannot open"},
         {"run note 2>&1", 1, "it looks like text"},
         {"run weights 2>&1", 1, "it looks like a GGUF file: trunnion generate, chat and serve use it"},
         {"run empty 2>&1", 1, "it looks like an empty file"},
