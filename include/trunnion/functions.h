@@ -87,8 +87,7 @@ TN_API tn_tensor *tn_slice_scatter(const tn_tensor *x, const tn_tensor *src, int
                                    int64_t step);
 TN_API tn_tensor *tn_as_strided_scatter(const tn_tensor *x, const tn_tensor *src, const int64_t *shape, int rank,
                                         const int64_t *strides, int stride_count, int64_t offset);
-/* The diagonal of dims dim1 and dim2, `offset` above the main one, as the last dimension; a view if x's elements lie in
- * row-major order at equal distances, otherwise (a permuted x) of a copy. */
+/* The diagonal of dims dim1 and dim2, `offset` above the main one, as the last dimension; a view. */
 TN_API tn_tensor *tn_diagonal(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2);
 /* The last dimension of x as a diagonal of new dims dim1 and dim2, zeros elsewhere. */
 TN_API tn_tensor *tn_diag_embed(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2);
@@ -102,7 +101,7 @@ TN_API tn_status tn_meshgrid(tn_tensor *const *tensors, int count, bool xy, tn_t
 TN_API tn_tensor *tn_cartesian_prod(tn_tensor *const *tensors, int count);
 TN_API tn_tensor *tn_combinations(const tn_tensor *x, int64_t r, bool with_replacement);
 TN_API tn_tensor *tn_block_diag(tn_tensor *const *tensors, int count);
-/* Windows of `size` elements, `step` apart, along dim; a window is a new last dimension. A view or not as a diagonal.
+/* Windows of `size` elements, `step` apart, along dim; a window is a new last dimension. A view.
  * Source: torch.Tensor.unfold. */
 TN_API tn_tensor *tn_unfold(const tn_tensor *x, int64_t dim, int64_t size, int64_t step);
 TN_API tn_tensor *tn_vander(const tn_tensor *x, int64_t n); /* powers 0 … n − 1 of x along a new last dim */

@@ -714,8 +714,9 @@ TN_API tn_tensor *tn_expand(const tn_tensor *x, const int64_t *shape, int rank);
  * Dtypes: any → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64_t stop, int64_t step);
 
-/* a view, with arbitrary strides, of an x whose elements lie in row-major order at equal distances: element at[] is
- * x's element offset + Σ at[d] · strides[d]. Elements may occur several times.
+/* a view, with arbitrary strides over x's elements in row-major order: element at[] is x's element offset + Σ at[d]
+ * · strides[d]. Elements may occur several times. If x has gaps or permuted dims, the strides must be steps along
+ * its dims, as those of windows and diagonals are.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
                                 int stride_count, int64_t offset);

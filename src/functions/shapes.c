@@ -51,12 +51,6 @@ tn_tensor *(tn_as_strided_scatter)(const tn_tensor *x, const tn_tensor *src, con
 
 /* ---- diagonals --------------------------------------------------------------------------------------------------- */
 
-/* A view of x by strides, of a copy if x's elements do not lie in row-major order. */
-static tn_tensor *strided(const tn_tensor *x, const int64_t *shape, const int64_t *strides, int rank, int64_t offset) {
-    tn_tensor *y = tn_as_strided(x, shape, rank, strides, rank, offset);
-    return tn_status_of(y) == TN_OK ? y : tn_as_strided(tn_contiguous(x), shape, rank, strides, rank, offset);
-}
-
 /* x's own strides, counted in its elements. */
 static void own_strides(const tn_tensor *x, int64_t strides[TN_MAX_RANK]) {
     int64_t stride = 1;
@@ -64,8 +58,8 @@ static void own_strides(const tn_tensor *x, int64_t strides[TN_MAX_RANK]) {
         strides[d] = stride;
 }
 
-/* The diagonal of two dims as the last one. Of the last two it is every (m + 1)-th element of rows of n · m, which can
- * be fused with what makes x. */
+/* The diagonal of two dims as the last one; a view. Of the last two it is every (m + 1)-th element of rows of n · m,
+ * which can be fused with what makes x. */
 static tn_tensor *diagonal_of(const tn_tensor *x, int64_t offset, int64_t dim1, int64_t dim2) {
     int64_t shape[TN_MAX_RANK], strides[TN_MAX_RANK], own[TN_MAX_RANK], n = tn_size(x, (int)dim1),
                                                                         m = tn_size(x, (int)dim2);
@@ -75,18 +69,20 @@ static tn_tensor *diagonal_of(const tn_tensor *x, int64_t offset, int64_t dim1, 
     own_strides(x, own);
     if (count < 0) count = 0;
     int64_t first = count == 0 ? 0 : offset < 0 ? -offset * own[dim1] : offset * own[dim2];
-    if (dim1 == tn_rank(x) - 2 && dim2 == dim1 + 1) {
-        int64_t stop = count == 0 ? 0 : first + (count - 1) * (m + 1) + 1;
-        return tn_slice(tn_flatten(x, -2, -1), -1, first, stop, m + 1);
-    }
     for (int d = 0; d < tn_rank(x); d++) {
         if (d == dim1 || d == dim2) continue;
         shape[rank] = tn_size(x, d);
         strides[rank++] = own[d];
     }
+    if (dim1 == rank && dim2 == rank + 1) {
+        shape[rank] = n * m;
+        tn_tensor *flat_rows = tn_view(x, shape, rank + 1);
+        int64_t stop = count == 0 ? 0 : first + (count - 1) * (m + 1) + 1;
+        if (tn_status_of(flat_rows) == TN_OK) return tn_slice(flat_rows, -1, first, stop, m + 1);
+    }
     shape[rank] = count;
     strides[rank++] = own[dim1] + own[dim2];
-    return strided(x, shape, strides, rank, first);
+    return tn_as_strided(x, shape, rank, strides, rank, first);
 }
 
 /* Makes the dims of a diagonal positive; an error tensor if they are none. */
@@ -301,7 +297,7 @@ tn_tensor *(tn_unfold)(const tn_tensor *x, int64_t dim, int64_t size, int64_t st
     shape[rank] = size;
     strides[rank] = strides[at];
     strides[at] *= step;
-    return tn_keep(strided(x, shape, strides, rank + 1, 0));
+    return tn_keep(tn_as_strided(x, shape, rank + 1, strides, rank + 1, 0));
 }
 
 tn_tensor *(tn_vander)(const tn_tensor *x, int64_t n) {

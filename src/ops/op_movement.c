@@ -307,8 +307,44 @@ static int64_t even_distance(const tn_node *x, int64_t *offset) {
     return count > 1 ? distance : 1;
 }
 
-/* as_strided(x, shape, strides, offset): a view, with arbitrary strides, of an x whose elements lie in row-major order
- * at equal distances: element at[] is x's element offset + Σ at[d] · strides[d]. Elements may occur several times. */
+/* A stride over x's elements in row-major order as steps along its dims: a diagonal has one along two of them. */
+static void steps_of(const tn_node *x, int64_t stride, int64_t steps[TN_MAX_RANK]) {
+    int64_t own[TN_MAX_RANK];
+    tn_strides_contiguous(x->shape, x->rank, own);
+    for (int e = 0; e < x->rank; e++) {
+        steps[e] = x->shape[e] > 1 ? stride / own[e] : 0;
+        stride -= steps[e] * own[e];
+    }
+}
+
+/* The layout of a view, by strides over x's elements, of an x that is a view itself. False if its elements are not at
+ * equal distances in memory: where steps along x's dims would leave them for the next row. */
+static bool strided_layout(tn_infer *c, const int64_t *strides, int64_t offset) {
+    const tn_node *x = c->in[0];
+    int64_t stride[TN_MAX_RANK], steps[TN_MAX_RANK], low[TN_MAX_RANK], high[TN_MAX_RANK];
+    tn_node_layout(x, &c->offset, stride);
+    steps_of(x, offset, low);
+    for (int e = 0; e < x->rank; e++) {
+        high[e] = low[e];
+        c->offset += low[e] * stride[e];
+    }
+    for (int d = 0; d < c->rank; d++) {
+        c->stride[d] = 0;
+        if (c->shape[d] == 1) continue;
+        steps_of(x, strides[d], steps);
+        for (int e = 0; e < x->rank; e++) {
+            c->stride[d] += steps[e] * stride[e];
+            *(steps[e] < 0 ? &low[e] : &high[e]) += steps[e] * (c->shape[d] - 1);
+        }
+    }
+    for (int e = 0; e < x->rank; e++)
+        if (low[e] < 0 || high[e] >= x->shape[e]) return false;
+    return true;
+}
+
+/* as_strided(x, shape, strides, offset): a view, with arbitrary strides over x's elements in row-major order: element
+ * at[] is x's element offset + Σ at[d] · strides[d]. Elements may occur several times. If x has gaps or permuted dims,
+ * the strides must be steps along its dims, as those of windows and diagonals are. */
 static tn_status infer_as_strided(tn_infer *c) {
     const int64_t *a = c->attrs->i;
     int64_t first, distance = even_distance(c->in[0], &first);
@@ -318,9 +354,6 @@ static tn_status infer_as_strided(tn_infer *c) {
     if (strides[-1] != a[0])
         return tn_fail(TN_ERR_SHAPE, "as_strided: %lld extents but %lld strides", (long long)a[0],
                        (long long)strides[-1]);
-    if (distance == 0)
-        return tn_fail(TN_ERR_SHAPE, "as_strided: %s is not contiguous: call tn_contiguous first",
-                       tn_shape_text(c->in[0], text, sizeof text));
     TRY(tn_infer_reshaped(c, shape, a[0]));
     bool empty = false;
     for (int d = 0; d < c->rank; d++) {
@@ -334,6 +367,10 @@ static tn_status infer_as_strided(tn_infer *c) {
         return tn_fail(TN_ERR_SHAPE, "as_strided: elements %lld to %lld are addressed, but %s has %lld",
                        (long long)lowest, (long long)highest, tn_shape_text(c->in[0], text, sizeof text),
                        (long long)tn_node_numel(c->in[0]));
+    if (distance == 0 && strided_layout(c, strides, offset)) return TN_OK;
+    if (distance == 0)
+        return tn_fail(TN_ERR_SHAPE, "as_strided: %s is not contiguous: call tn_contiguous first",
+                       tn_shape_text(c->in[0], text, sizeof text));
     c->offset = first + (empty ? 0 : offset * distance);
     for (int d = 0; d < c->rank; d++)
         c->stride[d] = empty || shape[d] == 1 ? 0 : strides[d] * distance;

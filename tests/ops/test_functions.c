@@ -401,8 +401,39 @@ static void writes_into_diagonals_and_windows_reach_the_tensor(void **state) {
     x = tn_contiguous(counted(1, 8)); /* every second element, the last one first */
     tn_tensor *odd = tn_slice(tn_select(x, 0, 0), 0, -1, INT64_MIN, -2);
     expect_written(x, tn_as_strided(odd, TN_DIMS(2), TN_DIMS(2), 1), (double[]){0, 101, 2, 3, 4, 105, 6, 7});
-    refuses(tn_as_strided(tn_t(counted(2, 3)), TN_DIMS(2), TN_DIMS(2), 0), TN_ERR_SHAPE, "not contiguous");
+    refuses(tn_as_strided(tn_t(counted(2, 3)), TN_DIMS(4), TN_DIMS(1), 0), TN_ERR_SHAPE, "not contiguous");
     refuses(tn_add_scalar_(tn_unfold(x, 1, 3, 2), 1), TN_ERR_ARGUMENT, "share memory");
+}
+
+/* The tensor may be a view itself: permuted, with gaps, backwards. */
+static void diagonals_and_windows_of_views_are_views(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_contiguous(counted(3, 4));
+    expect_written(x, tn_diagonal(tn_t(x), 0, 0, 1), (double[]){100, 1, 2, 3, 4, 105, 6, 7, 8, 9, 110, 11});
+    x = tn_contiguous(counted(3, 4));
+    expect_written(x, tn_diagonal(tn_slice(x, 1, -1, INT64_MIN, -1), 1, 0, 1),
+                   (double[]){0, 1, 102, 3, 4, 105, 6, 7, 108, 9, 10, 11});
+    x = tn_contiguous(counted(3, 4));
+    tn_tensor *even = tn_slice(x, 1, 0, 4, 2); /* columns 0 and 2 */
+    expect_written(x, tn_diagonal(even, 0, 0, 1), (double[]){100, 1, 2, 3, 4, 5, 106, 7, 8, 9, 10, 11});
+    x = tn_contiguous(counted(3, 4));
+    even = tn_slice(x, 1, 0, 4, 2);
+    expect_written(x, tn_unfold(even, 0, 1, 2), (double[]){100, 1, 102, 3, 4, 5, 6, 7, 108, 9, 110, 11});
+    x = tn_contiguous(counted(5, 2));
+    expect_written(x, tn_unfold(tn_t(x), 1, 2, 3), (double[]){100, 101, 102, 103, 4, 5, 106, 107, 108, 109});
+    x = tn_contiguous(counted(1, 6)); /* windows of windows */
+    tn_tensor *windows = tn_unfold(tn_select(x, 0, 0), 0, 3, 3);
+    expect_written(x, tn_unfold(windows, 0, 1, 1), (double[]){100, 101, 102, 103, 104, 105});
+    tn_tensor *leaf = tn_contiguous(counted(3, 4)), *y;
+    assert_int_equal(tn_set_requires_grad(leaf, true), TN_OK);
+    y = tn_unfold(tn_t(leaf), 0, 3, 1); /* columns 1 and 2 lie in both windows */
+    y = tn_sum(tn_mul_scalar(y, 2), NULL, 0, false);
+    assert_int_equal(tn_backward(y), TN_OK);
+    float got[12];
+    assert_int_equal(tn_read(tn_grad(leaf), got, sizeof got), TN_OK);
+    for (int i = 0; i < 12; i++)
+        assert_true(got[i] == (i % 4 == 0 || i % 4 == 3 ? 2 : 4));
 }
 
 /* Only products are limited to TN_MAX_RANK dims, not the equation; integers stay what they are. */
@@ -706,6 +737,7 @@ int main(void) {
         cmocka_unit_test(text_has_points_in_every_locale),
         cmocka_unit_test(a_clone_has_storage_of_its_own),
         cmocka_unit_test(writes_into_diagonals_and_windows_reach_the_tensor),
+        cmocka_unit_test(diagonals_and_windows_of_views_are_views),
         cmocka_unit_test(einsum_takes_many_labels),
         cmocka_unit_test(unpooling_inverts_pooling),
         cmocka_unit_test(distributions_have_their_means),
