@@ -813,6 +813,11 @@ TN_API tn_tensor *tn_gather(const tn_tensor *x, int64_t dim, const tn_tensor *in
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
+/* Σ over taps t of x[…, index[t, i], …] · weight[t, i] at place i of dim, in order, each operation rounded: images
+ * of another size. index (integers within 0 … the extent − 1) and weight (of x's dtype) are [taps, places].
+ * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+TN_API tn_tensor *tn_resample(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *weight);
+
 /* x with slice i of src along dim added to slice index[i]; an index outside is an error.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
@@ -1878,6 +1883,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_remainder_(...) (tn_at(__FILE__, __LINE__), tn_remainder_(__VA_ARGS__))
 #define tn_remainder_scalar(...) (tn_at(__FILE__, __LINE__), tn_remainder_scalar(__VA_ARGS__))
 #define tn_repeat(...) (tn_at(__FILE__, __LINE__), tn_repeat(__VA_ARGS__))
+#define tn_resample(...) (tn_at(__FILE__, __LINE__), tn_resample(__VA_ARGS__))
 #define tn_reshape(...) (tn_at(__FILE__, __LINE__), tn_reshape(__VA_ARGS__))
 #define tn_rms_norm(...) (tn_at(__FILE__, __LINE__), tn_rms_norm(__VA_ARGS__))
 #define tn_roll(...) (tn_at(__FILE__, __LINE__), tn_roll(__VA_ARGS__))

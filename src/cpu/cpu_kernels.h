@@ -267,6 +267,16 @@ typedef struct tn_take_args {
 } tn_take_args;
 void tn_take_run(const tn_take_args *args);
 
+/* out [rows, places, inner] = Σ over taps t of x[…, index[t, i], …] · weight[t, i], x [rows, extent, inner], in order,
+ * each operation rounded. All contiguous; an index outside 0 … extent - 1 gives NaN. */
+typedef struct tn_resample_args {
+    float *out;
+    const float *x, *weight;
+    const int64_t *index;
+    int64_t rows, extent, inner, places, taps;
+} tn_resample_args;
+void tn_resample_run(const tn_resample_args *args);
+
 /* Stable order of each row: order[r, i] = position of the i-th smallest (largest if descending) element of row r. NaN
  * is the greatest. Rows of `length` contiguous elements; scratch: 2·length int64 per thread. Any compute dtype. */
 typedef struct tn_argsort_args {

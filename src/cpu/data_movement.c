@@ -247,16 +247,98 @@ void tn_take_run(const tn_take_args *a) {
                     (void *)(uintptr_t)a);
 }
 
+/* ==== places of another size ====================================================================================== */
+/* Places of the last dim are computed for four rows at once, whose elements are interleaved first: so each weight and
+ * each place is looked up once for four results, in vectors. */
+
+typedef float floats __attribute__((vector_size(16), aligned(sizeof(float)), may_alias));
+
+static floats load_floats(const float *p) { return *(const floats *)p; }
+static void store_floats(float *p, floats v) { *(floats *)p = v; }
+
+enum { LINES = 4, MOST_EXTENT = 1 << 10 /* of interleaved rows */ };
+
+static bool tap_exists(const tn_resample_args *a, int64_t tap) { return (uint64_t)a->index[tap] < (uint64_t)a->extent; }
+
+static bool taps_exist(const tn_resample_args *a) {
+    bool exist = true;
+    for (int64_t k = 0; k < a->taps * a->places; k++)
+        exist = exist && tap_exists(a, k);
+    return exist;
+}
+
+/* One place of `inner` elements. */
+static void resample_place(const tn_resample_args *a, int64_t row, int64_t place) {
+    float *to = a->out + (row * a->places + place) * a->inner;
+    for (int64_t t = 0; t < a->taps; t++) {
+        const int64_t k = t * a->places + place;
+        const bool exists = tap_exists(a, k);
+        const float weight = exists ? a->weight[k] : NAN;
+        const float *from = exists ? a->x + (row * a->extent + a->index[k]) * a->inner : to; /* any times NaN */
+        for (int64_t j = 0; j < a->inner; j++)
+            to[j] = t ? to[j] + from[j] * weight : from[j] * weight;
+    }
+}
+
+/* Places of four rows. */
+static void resample_lines(const tn_resample_args *a, int64_t row) {
+    floats beside[MOST_EXTENT];
+    const float *x = a->x + row * a->extent;
+    const int64_t in = a->extent, out = a->places;
+    int64_t i = 0;
+    for (int64_t j = 0; j < in; j++)
+        beside[j] = (floats){x[j], x[in + j], x[2 * in + j], x[3 * in + j]};
+    for (; i + LINES <= out; i += LINES) {
+        floats y[LINES];
+        for (int k = 0; k < (int)LINES; k++)
+            for (int64_t t = 0; t < a->taps; t++) {
+                floats sum = beside[a->index[t * out + i + k]] * a->weight[t * out + i + k];
+                if (t) sum = y[k] + sum;
+                y[k] = sum;
+            }
+        const floats a0 = __builtin_shufflevector(y[0], y[1], 0, 4, 1, 5),
+                     a1 = __builtin_shufflevector(y[2], y[3], 0, 4, 1, 5);
+        const floats b0 = __builtin_shufflevector(y[0], y[1], 2, 6, 3, 7),
+                     b1 = __builtin_shufflevector(y[2], y[3], 2, 6, 3, 7);
+        float *to = a->out + row * out + i;
+        store_floats(to, __builtin_shufflevector(a0, a1, 0, 1, 4, 5));
+        store_floats(to + out, __builtin_shufflevector(a0, a1, 2, 3, 6, 7));
+        store_floats(to + 2 * out, __builtin_shufflevector(b0, b1, 0, 1, 4, 5));
+        store_floats(to + 3 * out, __builtin_shufflevector(b0, b1, 2, 3, 6, 7));
+    }
+    for (; i < out; i++)
+        for (int64_t k = 0; k < LINES; k++)
+            resample_place(a, row + k, i);
+}
+
+/* Blocks of LINES rows. */
+static void resample_rows(void *ctx, int64_t begin, int64_t end, TN_UNUSED int worker) {
+    const tn_resample_args *a = ctx;
+    const bool beside = a->inner == 1 && a->extent <= MOST_EXTENT && taps_exist(a);
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t first = n * LINES, last = tn_min64(first + LINES, a->rows);
+        if (beside && last == first + LINES) {
+            resample_lines(a, first);
+            continue;
+        }
+        for (int64_t row = first; row < last; row++)
+            for (int64_t i = 0; i < a->places; i++)
+                resample_place(a, row, i);
+    }
+}
+
+void tn_resample_run(const tn_resample_args *a) {
+    const int64_t block = LINES * a->places * a->inner;
+    if (a->rows * a->places * a->inner > 0)
+        tn_parallel(tn_ceil_div(a->rows, LINES), tn_max64(STRETCH / (int64_t)sizeof *a->out / block, 1), resample_rows,
+                    (void *)(uintptr_t)a);
+}
+
 /* ==== rotary positions ============================================================================================ */
 /* Two products and a sum per element, each rounded, as in the op's definition; bound by memory, so 16 bytes at a time
  * are enough. Threads share rows if there are many. */
 
 enum { SERIAL_ELEMENTS = 32768 }; /* below that one core is done before another has woken */
-
-typedef float floats __attribute__((vector_size(16), aligned(sizeof(float)), may_alias));
-
-static floats load_rope(const float *p) { return *(const floats *)p; }
-static void store_rope(float *p, floats v) { *(floats *)p = v; }
 
 static void rotate_one(const float *c, const float *s, float x, float y, float *first, float *second) {
     *first = x * *c - y * *s;
@@ -266,10 +348,10 @@ static void rotate_one(const float *c, const float *s, float x, float y, float *
 static void rotate_halves(const tn_rope_args *a, const float *x, const float *c, const float *s, float *out) {
     int64_t half = a->half, i = 0;
     for (; i + 4 <= half; i += 4) {
-        floats first = load_rope(x + i), second = load_rope(x + half + i), cosine = load_rope(c + i),
-               sine = load_rope(s + i);
-        store_rope(out + i, first * cosine - second * sine);
-        store_rope(out + half + i, second * cosine + first * sine);
+        floats first = load_floats(x + i), second = load_floats(x + half + i), cosine = load_floats(c + i),
+               sine = load_floats(s + i);
+        store_floats(out + i, first * cosine - second * sine);
+        store_floats(out + half + i, second * cosine + first * sine);
     }
     for (; i < half; i++)
         rotate_one(c + i, s + i, x[i], x[half + i], out + i, out + half + i);
@@ -278,13 +360,13 @@ static void rotate_halves(const tn_rope_args *a, const float *x, const float *c,
 static void rotate_neighbours(const tn_rope_args *a, const float *x, const float *c, const float *s, float *out) {
     int64_t half = a->half, i = 0;
     for (; i + 4 <= half; i += 4) {
-        floats low = load_rope(x + 2 * i), high = load_rope(x + 2 * i + 4), cosine = load_rope(c + i),
-               sine = load_rope(s + i);
+        floats low = load_floats(x + 2 * i), high = load_floats(x + 2 * i + 4), cosine = load_floats(c + i),
+               sine = load_floats(s + i);
         floats first = __builtin_shufflevector(low, high, 0, 2, 4, 6),
                second = __builtin_shufflevector(low, high, 1, 3, 5, 7);
         floats turned = first * cosine - second * sine, other = second * cosine + first * sine;
-        store_rope(out + 2 * i, __builtin_shufflevector(turned, other, 0, 4, 1, 5));
-        store_rope(out + 2 * i + 4, __builtin_shufflevector(turned, other, 2, 6, 3, 7));
+        store_floats(out + 2 * i, __builtin_shufflevector(turned, other, 0, 4, 1, 5));
+        store_floats(out + 2 * i + 4, __builtin_shufflevector(turned, other, 2, 6, 3, 7));
     }
     for (; i < half; i++)
         rotate_one(c + i, s + i, x[2 * i], x[2 * i + 1], out + 2 * i, out + 2 * i + 1);

@@ -485,14 +485,10 @@ static void fill_taps(const taps *t, int64_t n, int64_t out, double scale, tn_in
 }
 
 static tn_tensor *weighed(const tn_tensor *x, int dim, int64_t out, const taps *t) {
-    tn_tensor *sum = NULL;
-    for (int64_t k = 0; k < t->count; k++) {
-        tn_tensor *v = tn_index_select(x, dim, tn_from_data(t->place + k * out, &out, 1, TN_I64));
-        tn_tensor *w = tn_cast(tn_from_data(t->weight + k * out, &out, 1, TN_F64), tn_dtype_of(x));
-        if (t->count > 1) v = tn_mul(v, along(w, dim, tn_rank(x)));
-        sum = sum ? tn_add(sum, v) : v;
-    }
-    return sum;
+    const int64_t shape[] = {t->count, out};
+    if (t->count == 1) return tn_index_select(x, dim, tn_from_data(t->place, &out, 1, TN_I64));
+    return tn_resample(x, dim, tn_from_data(t->place, shape, 2, TN_I64),
+                       tn_cast(tn_from_data(t->weight, shape, 2, TN_F64), tn_dtype_of(x)));
 }
 
 /* The filters of Pillow: a triangle, or Keys' with A = −0.5. */

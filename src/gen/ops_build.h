@@ -72,6 +72,7 @@ enum { TN_CAT_DIM = 0 };
 enum { TN_PAD_PADS = 0, TN_PAD_VALUE = 0 };
 enum { TN_GATHER_DIM = 0 };
 enum { TN_INDEX_SELECT_DIM = 0 };
+enum { TN_RESAMPLE_DIM = 0 };
 enum { TN_SCATTER_SUM_DIM = 0, TN_SCATTER_SUM_SHAPE = 1 };
 enum { TN_INDEX_ADD_DIM = 0 };
 enum { TN_TAKE_ALONG_DIM_DIM = 0 };
@@ -371,6 +372,7 @@ tn_node *tn_b_cat(tn_build *b, tn_node *const *tensors, int tensor_count, int64_
 tn_node *tn_b_pad(tn_build *b, tn_node *x, const int64_t *pads, int pad_count, double value);
 tn_node *tn_b_gather(tn_build *b, tn_node *x, int64_t dim, tn_node *index);
 tn_node *tn_b_index_select(tn_build *b, tn_node *x, int64_t dim, tn_node *index);
+tn_node *tn_b_resample(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *weight);
 tn_node *tn_b_scatter_sum(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank);
 tn_node *tn_b_index_add_rows(tn_build *b, tn_node *x, tn_node *index, tn_node *src);
 tn_node *tn_b_index_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src);

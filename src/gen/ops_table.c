@@ -335,28 +335,28 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_gated, tn_impl_group_post,
     tn_impl_group_await, tn_impl_group_sum, tn_impl_group_same, tn_impl_group_whole, tn_impl_group_part,
     tn_impl_rewritten, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
-    tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
-    tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last,
-    tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort,
-    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum,
-    tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
-    tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
-    tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min, tn_impl_matmul_batched,
-    tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_quantized_mm, tn_impl_bmm, tn_impl_mv,
-    tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv,
-    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems,
-    tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_lu_packed,
-    tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_eig_packed, tn_impl_linalg_svd_packed,
-    tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular, tn_impl_linalg_inv,
-    tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_eigvals, tn_impl_linalg_svdvals, tn_impl_relu,
-    tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu,
-    tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid,
-    tn_impl_gelu, tn_impl_glu, tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink, tn_impl_hardshrink,
-    tn_impl_softshrink, tn_impl_threshold, tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
-    tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
-    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
-    tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_quantized_conv2d,
-    tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
+    tn_impl_index_select, tn_impl_resample, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add,
+    tn_impl_take_along_dim, tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme,
+    tn_impl_scatter_last, tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last,
+    tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d,
+    tn_impl_fold2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin,
+    tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp,
+    tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_nansum, tn_impl_nanmean, tn_impl_max, tn_impl_min,
+    tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_quantized_mm,
+    tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm,
+    tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower,
+    tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants,
+    tn_impl_linalg_lu_packed, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed, tn_impl_linalg_eig_packed,
+    tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular,
+    tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_eigvals, tn_impl_linalg_svdvals,
+    tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu,
+    tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish,
+    tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_celu, tn_impl_softsign, tn_impl_tanhshrink,
+    tn_impl_hardshrink, tn_impl_softshrink, tn_impl_threshold, tn_impl_softmin, tn_impl_swiglu, tn_impl_softmax,
+    tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm,
+    tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean,
+    tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_forward, tn_impl_int_conv2d,
+    tn_impl_quantized_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
     tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows,
     tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
     tn_impl_lstm_rows, tn_impl_lstm_gradient, tn_impl_lstm_steps, tn_impl_gru_rows, tn_impl_gru_gradient,
@@ -616,6 +616,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_INDEX_SELECT] = {"index_select", TN_KERNEL,
         "(Tensor x, int dim, Tensor index)",
         "Gather", &tn_impl_index_select, TN_AUTOCAST_NONE},
+    [TN_OP_RESAMPLE] = {"resample", TN_COMPOSED,
+        "(Tensor x, int dim, Tensor index, Tensor weight)",
+        "", &tn_impl_resample, TN_AUTOCAST_NONE},
     [TN_OP_SCATTER_SUM] = {"scatter_sum", TN_KERNEL,
         "(Tensor index, Tensor src, int dim, int[] shape)",
         "", &tn_impl_scatter_sum, TN_AUTOCAST_NONE},
@@ -1830,6 +1833,14 @@ tn_tensor *(tn_index_select)(const tn_tensor *x, int64_t dim, const tn_tensor *i
 }
 tn_node *tn_b_index_select(tn_build *b, tn_node *x, int64_t dim, tn_node *index) {
     return build(b, &make_index_select, x, dim, index);
+}
+
+static const maker make_resample = {TN_OP_RESAMPLE, 0, "titt"};
+tn_tensor *(tn_resample)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *weight) {
+    return record(&make_resample, x, dim, index, weight);
+}
+tn_node *tn_b_resample(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *weight) {
+    return build(b, &make_resample, x, dim, index, weight);
 }
 
 static const maker make_scatter_sum = {TN_OP_SCATTER_SUM, 0, "ttil"};

@@ -105,15 +105,10 @@ static tn_tensor *along(tn_tensor *t, int dim, int rank) {
 }
 
 static tn_tensor *by_selection(const tn_tensor *x, const axis *a, int dim) {
-    tn_tensor *sum = NULL;
-    for (int64_t t = 0; t < a->taps; t++) {
-        tn_tensor *part = tn_index_select(x, dim, tn_from_data(a->index + t * a->out, &a->out, 1, TN_I64));
-        if (a->taps == 1) return part;
-        tn_tensor *weight = onnx_from_doubles(a->weight + t * a->out, &a->out, 1, tn_dtype_of(x));
-        part = tn_mul(part, along(weight, dim, tn_rank(x)));
-        sum = sum ? tn_add(sum, part) : part;
-    }
-    return sum;
+    const int64_t shape[] = {a->taps, a->out};
+    if (a->taps == 1) return tn_index_select(x, dim, tn_from_data(a->index, &a->out, 1, TN_I64));
+    return tn_resample(x, dim, tn_from_data(a->index, shape, 2, TN_I64),
+                       onnx_from_doubles(a->weight, shape, 2, tn_dtype_of(x)));
 }
 
 static tn_tensor *by_product(const tn_tensor *x, const axis *a, int dim) {

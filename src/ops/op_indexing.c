@@ -123,6 +123,49 @@ OP_CODE(index_select, .facts = TN_FACT_TAKE, .class_ = TN_MOVEMENT, .infer = inf
                  "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
                  "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0");
 
+static tn_status infer_resample(tn_infer *c) {
+    const tn_node *x = c->in[0], *index = c->in[1], *weight = c->in[2];
+    int64_t dim;
+    char a[96], b[96];
+    TRY(tn_need_integer(c, 1));
+    TRY(tn_infer_dim(c, c->attrs->i[TN_RESAMPLE_DIM], x->rank, &dim));
+    if (x->rank == 0 || index->rank != 2 || index->shape[0] < 1 || !tn_same_shape(index, weight))
+        return tn_fail(TN_ERR_SHAPE,
+                       "resample: index %s and weight %s must both be [taps, places], and x a line or more",
+                       tn_shape_text(index, a, sizeof a), tn_shape_text(weight, b, sizeof b));
+    if (x->dtype != weight->dtype || !tn_dtype_is_float((tn_dtype)x->dtype))
+        return tn_fail(TN_ERR_DTYPE, "resample: x and weight must have one dtype, of floats; they are %s and %s",
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)weight->dtype));
+    c->attrs->i[TN_RESAMPLE_DIM] = dim;
+    TRY(tn_infer_same(c));
+    c->shape[dim] = index->shape[1];
+    c->symbol[dim] = index->symbol[1];
+    return tn_infer_shape(c, c->shape, c->rank);
+}
+static tn_node *compose_resample(tn_build *b, const tn_node *n) {
+    const int64_t dim = n->i[TN_RESAMPLE_DIM], places = n->in[1]->shape[1];
+    int64_t shape[TN_MAX_RANK];
+    tn_node *sum = NULL;
+    for (int d = 0; d < n->rank; d++)
+        shape[d] = d == dim ? places : 1;
+    for (int64_t t = 0; t < n->in[1]->shape[0]; t++) {
+        tn_node *index = tn_b_view(b, tn_b_slice(b, n->in[1], 0, t, t + 1, 1), &places, 1);
+        tn_node *weight = tn_b_reshape(b, tn_b_slice(b, n->in[2], 0, t, t + 1, 1), shape, n->rank);
+        tn_node *part = tn_b_mul(b, tn_b_index_select(b, n->in[0], dim, index), weight);
+        sum = sum ? tn_b_add(b, sum, part) : part;
+    }
+    return sum;
+}
+/* resample(x, dim, index, weight): Σ over taps t of x[…, index[t, i], …] · weight[t, i] at place i of dim, in order,
+ * each operation rounded: images of another size. index (integers within 0 … the extent − 1) and weight (of x's dtype)
+ * are [taps, places]. */
+OP_CODE(resample, .class_ = TN_NATIVE, .keeps_half = true, .infer = infer_resample, .compose = compose_resample,
+        .cases =
+            "types=f32,f64 tol=4e-6 atol=4e-6; [4,5] [2,3]:i64@0..3 [2,3] dim=0; [3,7] [1,5]:i32@0..6 [1,5] dim=1; "
+            "[2,13,9] [4,40]:i64@0..8 [4,40] dim=-1; [2,9,40] [2,30]:i64@0..8 [2,30] dim=1; "
+            "[0,4] [2,3]:i64@0..3 [2,3] dim=1; error=taps [4] [3]:i64@0..3 [3] dim=0; "
+            "error=dtype [4] [2,3]:i64@0..3 [2,3]:f16 dim=0");
+
 /* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what
  * an index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
 static tn_status infer_scatter_sum(tn_infer *c) {
@@ -833,17 +876,12 @@ OP_CODE(topk_indices, .infer = infer_topk, .gives = TN_GIVES(TN_I64), .compose =
 typedef enum counts { NO_INDICES, ALONG_DIM, FROM_END_TOO, ROWS, CLASSES, PLACES } counts;
 
 const tn_index_rule tn_index_rules[TN_OP_COUNT] = {
-    [TN_OP_GATHER] = {ALONG_DIM, 1},
-    [TN_OP_INDEX_SELECT] = {ALONG_DIM, 1},
-    [TN_OP_INDEX_ADD] = {ALONG_DIM, 1},
-    [TN_OP_SCATTER] = {ALONG_DIM, 1},
-    [TN_OP_SCATTER_ADD] = {ALONG_DIM, 1},
-    [TN_OP_SCATTER_REDUCE] = {ALONG_DIM, 1},
-    [TN_OP_TAKE_ALONG_DIM] = {FROM_END_TOO, 1},
-    [TN_OP_EMBEDDING] = {ROWS, 0},
-    [TN_OP_NLL_LOSS] = {CLASSES, 1},
-    [TN_OP_CROSS_ENTROPY] = {CLASSES, 1},
-    [TN_OP_ONE_HOT] = {PLACES, 0},
+    [TN_OP_GATHER] = {ALONG_DIM, 1},         [TN_OP_INDEX_SELECT] = {ALONG_DIM, 1},
+    [TN_OP_RESAMPLE] = {ALONG_DIM, 1},       [TN_OP_INDEX_ADD] = {ALONG_DIM, 1},
+    [TN_OP_SCATTER] = {ALONG_DIM, 1},        [TN_OP_SCATTER_ADD] = {ALONG_DIM, 1},
+    [TN_OP_SCATTER_REDUCE] = {ALONG_DIM, 1}, [TN_OP_TAKE_ALONG_DIM] = {FROM_END_TOO, 1},
+    [TN_OP_EMBEDDING] = {ROWS, 0},           [TN_OP_NLL_LOSS] = {CLASSES, 1},
+    [TN_OP_CROSS_ENTROPY] = {CLASSES, 1},    [TN_OP_ONE_HOT] = {PLACES, 0},
 };
 
 typedef tn_index_range range;

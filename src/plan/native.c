@@ -258,6 +258,42 @@ static bool takes_take(const tn_node *n) {
            (is_there(n->in[0]) || tn_node_numel(n->in[0]) <= tn_node_numel(n));
 }
 
+bool tn_node_is_dense(const tn_node *n) {
+    int64_t offset, stride[TN_MAX_RANK];
+    tn_node_layout(n, &offset, stride);
+    return tn_strides_are_contiguous(n->shape, n->rank, stride);
+}
+
+/* ---- resample ---------------------------------------------------------------------------------------------------- */
+
+static void run_resample(tn_native *n, void *const *pointers) {
+    n->resample.out = pointers[0];
+    n->resample.x = pointers[1];
+    n->resample.index = pointers[2];
+    n->resample.weight = pointers[3];
+    tn_resample_run(&n->resample);
+}
+
+static tn_status make_resample(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_node *y = g->values[group->lead].node, *x = y->in[0], *index = y->in[1];
+    const int64_t dim = y->i[0];
+    n->run = run_resample;
+    n->resample = (tn_resample_args){.rows = tn_product(y->shape, dim),
+                                     .extent = x->shape[dim],
+                                     .inner = tn_product(y->shape + dim + 1, y->rank - dim - 1),
+                                     .places = index->shape[1],
+                                     .taps = index->shape[0]};
+    *workspace = 0;
+    return TN_OK;
+}
+
+static bool takes_resample(const tn_node *n) {
+    bool dense = n->dtype == TN_F32 && n->in[1]->dtype == TN_I64;
+    for (int i = 0; i < 3; i++)
+        dense = dense && tn_node_is_dense(n->in[i]);
+    return dense;
+}
+
 /* ---- recurrent layers -------------------------------------------------------------------------------------------- */
 
 /* The operands of each op in the order of tn_recurrent_args: x, weight, bias, h, c, cells, dy; -1: none. */
@@ -340,6 +376,7 @@ static const tn_native_row natives[] = {
     {TN_OP_CAT_FEW, make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
     {TN_OP_CONTIGUOUS, make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
     {TN_OP_INDEX_SELECT, make_take, RESULT_FRESH, NULL, takes_take, NULL},
+    {TN_OP_RESAMPLE, make_resample, RESULT_FRESH, NULL, takes_resample, NULL},
     {TN_OP_ROPE_ROWS, tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_CACHE_APPEND_ROWS, tn_make_cache_append, RESULT_APPENDED, cost_of_cache_append, NULL, NULL},
     {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, cost_of_sdpa, NULL, NULL},

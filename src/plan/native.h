@@ -60,6 +60,7 @@ struct tn_native {
         tn_scatter_args scatter;
         tn_cat_args *cat; /* `own`: large and rare */
         tn_take_args take;
+        tn_resample_args resample;
         tn_kv_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;
@@ -103,7 +104,9 @@ typedef struct tn_native_epilogue {
     bool (*fit)(const tn_node *lead, const tn_group *group);
 } tn_native_epilogue;
 
-/* native.c. The program that joins a product's result, if its group has one. */
+/* native.c. Whether the elements follow each other in memory. */
+bool tn_node_is_dense(const tn_node *n);
+/* The program that joins a product's result, if its group has one. */
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *epilogue);
 /* The same if rows and columns of the program are those of the product, which may then apply it in registers. */
 tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_fused_program *epilogue);

@@ -122,15 +122,9 @@ bool tn_takes_conv2d_forward(const tn_node *n) {
     return tn_takes_conv_product(n);
 }
 
-static bool is_dense(const tn_node *n) {
-    int64_t offset, stride[TN_MAX_RANK];
-    tn_node_layout(n, &offset, stride);
-    return tn_strides_are_contiguous(n->shape, n->rank, stride);
-}
-
 bool tn_takes_max_pool2d(const tn_node *n) {
     tn_conv_args a = sizes_of_pool(n);
-    if (tn_dtype_is_byte(n->dtype)) return tn_node_numel(n) > 0 && is_dense(n->in[0]) && tn_conv_bytes_fits(&a);
+    if (tn_dtype_is_byte(n->dtype)) return tn_node_numel(n) > 0 && tn_node_is_dense(n->in[0]) && tn_conv_bytes_fits(&a);
     return n->dtype == TN_F32 && tn_conv_depthwise_fits(&a);
 }
 
@@ -166,7 +160,7 @@ bool tn_takes_quantized_conv2d(const tn_node *n) {
     flatten_taps(&a);
     bool there = n->in[1]->dtype == TN_I8 && tn_node_numel(n) > 0;
     for (int i = 0; i < n->n_in; i++)
-        there = there && (i == 1 || !n->in[i] || is_dense(n->in[i]));
+        there = there && (i == 1 || !n->in[i] || tn_node_is_dense(n->in[i]));
     const bool depthwise = a.channels == 1 && a.groups > 1;
     return there && !(depthwise && n->in[TN_CONV_ADDEND]) && tn_conv_bytes_fits(&a);
 }

@@ -90,6 +90,14 @@ static void an_index_outside_is_refused_by_every_op(void **state) {
     }
 }
 
+static void a_tap_outside_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *taps = tn_reshape(indices(3), TN_DIMS(2, 2)), *ones = tn_ones(TN_DIMS(2, 2), TN_F32);
+    assert_int_equal(tn_status_of(tn_resample(x, 0, taps, ones)), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "resample: index 3, element 3 of [2, 2], is out of bounds");
+}
+
 /* Also where they were cast, viewed, computed and read before, or checked before and changed since. */
 static void indices_that_the_host_has_are_found(void **state) {
     (void)state;
@@ -974,6 +982,7 @@ static void a_chain_of_indices_fails_as_a_whole_and_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_index_outside_is_refused_by_every_op),
+        cmocka_unit_test(a_tap_outside_is_refused),
         cmocka_unit_test(indices_that_the_host_has_are_found),
         cmocka_unit_test(ignored_classes_and_negative_places_are_inside),
         cmocka_unit_test(one_index_outside_is_found_at_every_place),

@@ -84,6 +84,35 @@ static void gradients_of_numbers_go_through_dim_0(void **state) {
     EXPECT(grad, TN_F32, 0, 3);
 }
 
+/* In each dim, of rows that are and are not interleaved four at a time: the same bits. */
+static void resampled_places_are_selections_weighed_and_added(void **state) {
+    (void)state;
+    enum { MOST_PLACES = 1 << 17 };
+    static float resampled[MOST_PLACES], selected[MOST_PLACES];
+    static const int64_t shapes[][3] = {{6, 5, 7}, {1, 9, 1100}, {3, 4, 16}, {2, 1, 1}};
+    for (size_t k = 0; k < TN_COUNT(shapes); k++)
+        for (int dim = 0; dim < 3; dim++)
+            for (int64_t taps = 1; taps < 5; taps++) {
+                TN_SCOPE;
+                const int64_t places = 3 + (int64_t)k * 7;
+                int64_t along[3] = {1, 1, 1};
+                along[dim] = places;
+                tn_tensor *x = tn_randn(shapes[k], 3), *weight = tn_randn(TN_DIMS(taps, places)), *sum = NULL;
+                tn_tensor *index = tn_randint(0, shapes[k][dim], TN_DIMS(taps, places));
+                assert_ok(tn_eval((tn_tensor *[]){x, weight, index}, 3));
+                for (int64_t t = 0; t < taps; t++) {
+                    tn_tensor *part = tn_index_select(x, dim, tn_select(index, 0, t));
+                    part = tn_mul(part, tn_reshape(tn_select(weight, 0, t), along, 3));
+                    sum = sum ? tn_add(sum, part) : part;
+                }
+                const size_t bytes = (size_t)tn_numel(sum) * sizeof(float);
+                assert_true(bytes <= sizeof selected);
+                assert_ok(tn_read(sum, selected, bytes));
+                assert_ok(tn_read(tn_resample(x, dim, index, weight), resampled, bytes));
+                assert_memory_equal(resampled, selected, bytes);
+            }
+}
+
 static void bools_are_scattered_and_have_signs(void **state) {
     (void)state;
     TN_SCOPE;
@@ -397,6 +426,7 @@ int main(void) {
         cmocka_unit_test(a_number_has_dim_0_and_minus_1),
         cmocka_unit_test(a_dim_cannot_be_taken_from_a_number),
         cmocka_unit_test(gradients_of_numbers_go_through_dim_0),
+        cmocka_unit_test(resampled_places_are_selections_weighed_and_added),
         cmocka_unit_test(bools_are_scattered_and_have_signs),
         cmocka_unit_test(integers_go_where_pytorch_takes_them),
         cmocka_unit_test(a_long_running_sum_counts_beyond_2_to_24),
